@@ -1,5 +1,6 @@
 """Locations with figures that a test knows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.support.locations.batch_records import one_operator
@@ -7,6 +8,8 @@ from tests.support.locations.checkpoints import log_in_file, run_checkpoint, sta
 from tests.support.locations.histories import History
 
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.extensions.report import Figures
+from statelog.extensions.report.figures import Finding
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.store import ObjectStore, open_store
@@ -17,18 +20,23 @@ NASTY = "</script><script>alert(1)</script>"
 """A name that is a script where it is not escaped."""
 
 
+def named(figures: Figures, name: str) -> Figures:
+    """Return figures in which each name and each text of a location is *name*."""
+    damaged = replace(figures.checkpoints[0], state="damaged", problem=name, created_at_ms=None)
+    return replace(
+        figures, location=name, query_id=name, operators=(name,), delivery=name,
+        skew=tuple(replace(groups, operator=name) for groups in figures.skew),
+        checkpoints=(damaged, *figures.checkpoints[1:]), findings=(Finding("damage", name),),
+    )  # fmt: skip
+
+
 def record(batch_id: int, **values: object) -> BatchRecord:
     """Return the record of a micro-batch whose figures follow from its number."""
     numbers = {
-        "batch_id": batch_id,
-        "tasks": 2,
-        "rows": 10 * batch_id,
-        "keys": batch_id,
-        "output_rows": batch_id,
-        "state_entries": 100 + batch_id,
-        "delta_bytes": 1000 + batch_id,
+        "batch_id": batch_id, "tasks": 2, "rows": 10 * batch_id, "keys": batch_id,
+        "output_rows": batch_id, "state_entries": 100 + batch_id, "delta_bytes": 1000 + batch_id,
         "output_bytes": 7,
-    }
+    }  # fmt: skip
     return one_operator(**(numbers | values))
 
 
@@ -47,23 +55,16 @@ def small_job(folder: Path) -> ObjectStore:
         {
             "milliseconds": {"plan": 11, "run": 91},
             "previous_ms": {"commit": 5, "deliver": 6, "clean_up": 7},
-            "task_milliseconds": {"process": 80},
-            "retries": {"tasks": 2, "puts": 1},
-            "uploads": 3,
-            "upload_attempts": 5,
-            "upload_retries": 2,
-            "upload_bytes": 70,
-            "slowest_upload_ms": 9,
-            "extras": {"late": 4},
-            "objects": 2,
+            "task_milliseconds": {"process": 80}, "retries": {"tasks": 2, "puts": 1}, "uploads": 3,
+            "upload_attempts": 5, "upload_retries": 2, "upload_bytes": 70, "slowest_upload_ms": 9,
+            "extras": {"late": 4}, "objects": 2,
         },
         {
             "milliseconds": {"plan": 12, "run": 92},
             "previous_ms": {"commit": 8, "deliver": 9, "clean_up": 10},
-            "retries": {"tasks": 0, "puts": 0},
-            "objects": 1,
+            "retries": {"tasks": 0, "puts": 0}, "objects": 1,
         },
-    ]
+    ]  # fmt: skip
     for batch_id, values in enumerate(costs):
         checkpoint_id = one.next_checkpoint_id
         changes = [(group, b"x" * (1 + group)) for group in range(8)]
@@ -87,20 +88,12 @@ class CostlyHistory(History):
         schema = self.model.schema.to_json()
         rows = self.rng.randrange(1000)
         return one_operator(
-            schema=schema,
-            time_mode="processingtime",
-            now_ms=self.now_ms,
-            batch_id=len(self.expected),
-            rows=rows,
-            keys=rows // 3,
-            output_rows=rows // 2,
-            state_entries=sum(len(one) for one in self.model.entries.values()),
-            delta_bytes=rows * 10,
-            output_bytes=rows * 2,
+            schema=schema, time_mode="processingtime", now_ms=self.now_ms,
+            batch_id=len(self.expected), rows=rows, keys=rows // 3, output_rows=rows // 2,
+            state_entries=sum(len(value) for value in self.model.entries.values()),
+            delta_bytes=rows * 10, output_bytes=rows * 2,
             milliseconds={"plan": 5, "run": 50 + rows // 10},
             previous_ms={"commit": 9, "deliver": rows // 20, "clean_up": 2},
             task_milliseconds={"input": 9, "process": 40},
-            retries={"tasks": int(rows > 900), "puts": 0},
-            objects=1,
-            object_bytes=500,
-        )
+            retries={"tasks": int(rows > 900), "puts": 0}, objects=1, object_bytes=500,
+        )  # fmt: skip

@@ -1,27 +1,26 @@
 """Forks of the location of a query, and their owners."""
 
 import datetime as dt
+from typing import Any
 
-from tests.support.locations.checkpoints import ManualClock, read_log
-from tests.support.locations.rewound_query import Query
+import pytest
+from tests.support.locations.checkpoints import log_in_file, read_log, run_checkpoint, started
+from tests.support.locations.rewound_query import ALL, Query
 
 import statelog
-from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.options import CheckpointOptions
-from statelog.store import LocationStore, open_existing_store
+from statelog.extensions.operations import fork
+from statelog.model import FileStateHandle, MaterializedHandle, TaskStateSnapshot
+from statelog.store import LocationStore, ObjectStore, open_existing_store
 
 
-def forked(query: Query, name: str = "new", **options: object) -> statelog.Fork:
+def forked(query: Query, name: str = "new", **options: Any) -> statelog.Fork:
     root = query.folder.parent
-    return statelog.fork(
-        root / "state",
-        root / name,
-        new_checkpoint_location=root / f"{name}-query",
-        **options,  # type: ignore[arg-type]
-    )
+    if not options.get("state_only"):
+        options = {"new_checkpoint_location": root / f"{name}-query", **options}
+    return statelog.fork(root / "state", root / name, **options)
 
 
 def location(query: Query, name: str = "new") -> LocationStore:
@@ -29,27 +28,41 @@ def location(query: Query, name: str = "new") -> LocationStore:
 
 
 def values(store: LocationStore, checkpoint_id: int | None = None) -> list[bytes]:
-    return [bytes(one.value) for one in read_log(store, find_checkpoint(store, checkpoint_id).log)]
+    return [
+        bytes(change.value) for change in read_log(store, find_checkpoint(store, checkpoint_id).log)
+    ]
 
 
-def sweep(store: LocationStore, *, dry_run: bool = False):  # type: ignore[no-untyped-def]
+def forked_until(query: Query, step: str, **options: object) -> None:
+    """Fork up to a step, at which the process dies."""
+
+    class Killed(Exception):
+        pass
+
+    def fail_point(name: str) -> None:
+        if name == f"fork-{step}":
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(fork, "fail_point", fail_point)
+        forked(query, **options)
+
+
+def sweep(store: ObjectStore, *, dry_run: bool = False) -> Any:
     later = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
     return collect_garbage(store, min_age=dt.timedelta(0), apply=not dry_run, now=later)
 
 
-def go_on(query: Query, name: str = "new") -> CheckpointCoordinator:
-    one = CheckpointCoordinator(
-        location(query, name),
-        owner_id="heir",
-        max_parallelism=8,
-        options=CheckpointOptions(retained=1),
-        clock_ms=ManualClock(),
-    )
-    one.claim()
-    one.restore()
-    return one
-
-
-def record_of(query: Query, checkpoint_id: int, name: str = "new") -> dict[str, object]:
-    found = find_checkpoint(location(query, name), checkpoint_id)
-    return BatchRecord.of(found).to_properties()
+def commit_in(
+    query: Query, value: bytes, *, base: int = 5, name: str = "new", is_independent: bool = False
+) -> None:
+    """Let a new owner of a fork commit a change; with a snapshot the fork needs no parent."""
+    store, snapshot = location(query, name), None
+    owner = started(store, "owner of the fork", retained=1)
+    if is_independent:
+        store.put("taskowned/s", b"state")
+        snapshot = MaterializedHandle(ALL, base, FileStateHandle("taskowned/s", 5))
+    task = TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, value)]]), snapshot)
+    properties = BatchRecord.of(find_checkpoint(store, base)).to_properties()
+    run_checkpoint(owner, owner.next_checkpoint_id, [task], properties=properties)
+    owner.clean_up()

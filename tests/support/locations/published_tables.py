@@ -1,7 +1,5 @@
 """A published table next to the model of its location, read by two engines that share no code."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -143,7 +141,9 @@ class IcebergPublished(Published):
             snapshots = self.table().metadata.snapshots
         except NoSuchTableError:
             return {}
-        facts = {each.snapshot_id: each.summary.additional_properties for each in snapshots}
+        facts = {
+            snapshot.snapshot_id: snapshot.summary.additional_properties for snapshot in snapshots
+        }
         return {at: int(each[CHECKPOINT]) for at, each in facts.items() if CHECKPOINT in each}
 
     def readings(self, snapshot: int) -> tuple[pa.Table, pa.Table]:
@@ -190,8 +190,8 @@ class DeltaPublished(Published):
     def snapshots(self) -> dict[int, int]:
         if not (self.folder / "_delta_log").exists():
             return {}
-        versions = (each.get("statelog.versions") for each in self.table().history())
-        newest = json.loads(next((each for each in versions if each), "{}"))
+        versions = (version.get("statelog.versions") for version in self.table().history())
+        newest = json.loads(next((version for version in versions if version), "{}"))
         return {int(version): checkpoint_id for version, checkpoint_id in newest.items()}
 
     def readings(self, snapshot: int) -> tuple[pa.Table, pa.Table]:

@@ -7,6 +7,7 @@ from typing import Any
 from tests.support.locations.batch_records import one_operator
 from tests.support.locations.checkpoints import ManualClock, log_inline, run_checkpoint, started
 
+import statelog
 from statelog.checkpoint.query_files import entries_digest
 from statelog.checkpoint.stored_query import StoredQuery
 from statelog.core.source_position import SourceLog, position_of
@@ -34,6 +35,14 @@ class Query:
         self.stored = StoredQuery(open_store(str(self.folder)))
         self.driver = started(self.state, retained=retained)
         self.entry = -1
+
+    @property
+    def root(self) -> Path:
+        return self.folder.parent
+
+    def tags(self) -> list[str]:
+        """Return the names of the tags of the state."""
+        return [tag.name for tag in statelog.tags(self.root / "state")]
 
     def put(self, name: str, text: str) -> None:
         path = self.folder / name

@@ -14,10 +14,12 @@ KEY = pa.schema([("window", WINDOW), ("name", pa.string())])
 def batch(numbers: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(
         {
-            "group": pa.array([one % 128 for one in numbers], pa.int32()),
-            "window": pa.array([{"start": one, "end": one + 1} for one in numbers], WINDOW),
-            "name": pa.array([f"k{one}" for one in numbers]),
-            "part": pa.array([one * 2 for one in numbers]),
+            "group": pa.array([number % 128 for number in numbers], pa.int32()),
+            "window": pa.array(
+                [{"start": number, "end": number + 1} for number in numbers], WINDOW
+            ),
+            "name": pa.array([f"k{number}" for number in numbers]),
+            "part": pa.array([number * 2 for number in numbers]),
         }
     )
 

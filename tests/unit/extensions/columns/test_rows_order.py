@@ -73,9 +73,7 @@ def test_where_the_hash_does_not_decide_there_is_no_order(column: pa.Array) -> N
     assert hash_order([column], schema_of(column)) is None
 
 
-def test_keys_whose_hashes_differ_in_lower_bits_only_are_not_mixed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_keys_with_similar_hashes_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     column = pa.array(RNG.integers(0, 2, ROWS))
 
     def alike(columns: list[pa.Array], _schema: pa.Schema) -> npt.NDArray[np.uint64]:

@@ -54,9 +54,7 @@ batches = st.lists(
 
 @given(batches)
 @settings(max_examples=40, deadline=None)
-def test_totals_are_those_of_a_dictionary(
-    given_batches: list[list[tuple[str | None, int]]],
-) -> None:
+def test_totals_equal_those_of_a_dict(given_batches: list[list[tuple[str | None, int]]]) -> None:
     tester = ProcessorTester(
         Totals(), keySchema=KEY, outputStructType="customer string, n long, amount double"
     )
@@ -77,7 +75,7 @@ def test_totals_are_those_of_a_dictionary(
             assert tester.peekValueState("total", key) == totals.get(key)
 
 
-def test_time_to_live_begins_anew_with_each_put() -> None:
+def test_each_put_begins_the_time_to_live_again() -> None:
     tester = ProcessorTester(Totals(100), timeMode="ProcessingTime", keySchema=KEY)
     tester.setProcessingTime(10)
     tester.testColumns(rows(("a", 1.0), ("b", 2.0)))

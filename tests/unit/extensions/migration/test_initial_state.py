@@ -36,9 +36,7 @@ class Shows(StatefulProcessor):
         ]
         yield Row(key=key[0], shown=repr(parts))
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         yield Row(key=key[0], shown=f"fired at {expiredTimerInfo.getExpiryTimeInMs()}")
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
@@ -55,9 +53,7 @@ class ShowsInPandas(Shows):
         for row in super().handleInputRows(key, rows, timerValues):
             yield pd.DataFrame([row.asDict()])
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo):
             yield pd.DataFrame([row.asDict()])
 
@@ -74,17 +70,14 @@ STATE = {
 
 def row_of(live_ms: int, gone_ms: int, **changes: Any) -> dict[str, Any]:
     return {
-        "key": "a",
-        "statelog_state": STATE,
-        "statelog_timers": [HOUR, 2 * HOUR],
+        "key": "a", "statelog_state": STATE, "statelog_timers": [HOUR, 2 * HOUR],
         "statelog_expiry": {
             "total": live_ms,
             "items": [gone_ms, live_ms],
             "counts": [live_ms, gone_ms],
         },
-        "statelog_checkpoint": 3,
-        **changes,
-    }
+        "statelog_checkpoint": 3, **changes,
+    }  # fmt: skip
 
 
 def starting(rows: list[dict[str, Any]], *, pandas: bool) -> ProcessorTester:
@@ -115,9 +108,7 @@ def test_what_has_not_expired_is_put_back_in_order(pandas: bool) -> None:
     assert text.replace("Row(n=7)", "(7,)") == repr(wanted)
 
 
-def test_list_elements_are_put_one_by_one_where_spark_sends_lists_as_frames(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_list_elements_are_put_one_by_one_for_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     from statelog.extensions.migration import initial_state
 
     monkeypatch.setattr(initial_state, "lists_are_sent_as_frames", lambda: True)
@@ -163,7 +154,7 @@ def test_timers_fire(pandas: bool) -> None:
         ),
     ],
 )
-def test_state_that_the_processor_has_not_is_refused(
+def test_state_that_the_processor_does_not_declare_is_rejected(
     changes: dict[str, Any], match: str, pandas: bool
 ) -> None:
     row = row_of(0, 0, **changes)

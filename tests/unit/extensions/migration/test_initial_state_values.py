@@ -24,48 +24,23 @@ SCHEMA = (
     "raw binary, gap interval day to second, plain timestamp_ntz, by map<struct<x:int>,int>, text string"
 )
 WANTED = (
-    2**60 + 1,
-    (1, ["x", None]),
-    {"p": 2**60 + 1, "q": None},
-    [UTC_MOMENT, None],
-    b"\0\1",
-    dt.timedelta(seconds=5),
-    MOMENT,
-    {(1,): 2},
-    "NaT",
-)
+    2**60 + 1, (1, ["x", None]), {"p": 2**60 + 1, "q": None}, [UTC_MOMENT, None], b"\0\1",
+    dt.timedelta(seconds=5), MOMENT, {(1,): 2}, "NaT",
+)  # fmt: skip
 
 PYTHON = [
-    2**60 + 1,
-    {"a": 1, "b": ["x", None]},
-    [("p", 2**60 + 1), ("q", None)],
-    [MOMENT, None],
-    bytearray(b"\0\1"),
-    dt.timedelta(seconds=5),
-    MOMENT,
-    [({"x": 1}, 2)],
-    "NaT",
-]
+    2**60 + 1, {"a": 1, "b": ["x", None]}, [("p", 2**60 + 1), ("q", None)], [MOMENT, None],
+    bytearray(b"\0\1"), dt.timedelta(seconds=5), MOMENT, [({"x": 1}, 2)], "NaT",
+]  # fmt: skip
 PANDAS = [
-    np.int64(2**60 + 1),
-    Row(a=np.int32(1), b=np.array(["x", None], dtype=object)),
-    {"p": 2**60 + 1, "q": None},
-    np.array([MOMENT, None], dtype="datetime64[ns]"),
-    b"\0\1",
-    pd.Timedelta(seconds=5),
-    pd.Timestamp(MOMENT),
-    {Row(x=1): 2},
-    "NaT",
-]
+    np.int64(2**60 + 1), Row(a=np.int32(1), b=np.array(["x", None], dtype=object)),
+    {"p": 2**60 + 1, "q": None}, np.array([MOMENT, None], dtype="datetime64[ns]"), b"\0\1",
+    pd.Timedelta(seconds=5), pd.Timestamp(MOMENT), {Row(x=1): 2}, "NaT",
+]  # fmt: skip
 NUMPY = [
-    *PANDAS[:3],
-    [np.datetime64(MOMENT, "ns"), None],
-    b"\0\1",
-    np.timedelta64(5, "s"),
-    np.datetime64(MOMENT, "us"),
-    [(Row(x=1), np.int32(2))],
-    "NaT",
-]
+    *PANDAS[:3], [np.datetime64(MOMENT, "ns"), None], b"\0\1", np.timedelta64(5, "s"),
+    np.datetime64(MOMENT, "us"), [(Row(x=1), np.int32(2))], "NaT",
+]  # fmt: skip
 AWARE = [*PYTHON[:3], [UTC_MOMENT, None], *PYTHON[4:]]
 
 
@@ -112,13 +87,10 @@ def test_fields_are_found_by_their_names_at_every_depth() -> None:
         ({"s": {"a": 1, "c": 2}, "m": None, "l": None}, "total.s", "a, c"),
         ({"s": None, "m": None, "l": [{"b": 1}]}, "total.l.element", "b"),
         ({"s": None, "m": [({"b": 1}, 1)], "l": None}, "total.m.key", "b"),
-        (
-            {"s": None, "m": [({"a": 1, "b": 1}, {"A": 1, "b": 2})], "l": None},
-            "total.m.value",
-            "A, b",
-        ),
+        ({"s": None, "m": [({"a": 1, "b": 1}, {"A": 1, "b": 2})], "l": None}, "total.m.value",
+         "A, b"),
     ],
-)
+)  # fmt: skip
 def test_other_fields_are_refused_by_their_names(struct: Any, path: str, stored: str) -> None:
     inner = "struct<a:int,b:int>"
     schema = parse_ddl(f"s {inner}, l array<{inner}>, m map<{inner},{inner}>")

@@ -65,13 +65,9 @@ def query() -> Files:
 
 def record(**changes: Any) -> BatchRecord:
     values: dict[str, Any] = {
-        "batch_id": 5,
-        "time_mode": "eventtime",
-        "now_ms": 2_000,
-        "watermark_ms": 100,
-        "position": position_of([FILES, KAFKA, None]),
-        "source_folders": ["0", "1", "2"],
-    }
+        "batch_id": 5, "time_mode": "eventtime", "now_ms": 2_000, "watermark_ms": 100,
+        "position": position_of([FILES, KAFKA, None]), "source_folders": ["0", "1", "2"],
+    }  # fmt: skip
     return one_operator(**{**values, **changes})
 
 
@@ -130,7 +126,7 @@ def edited(edit: Callable[[dict[str, str]], Any]) -> Files:
         ),
     ],
 )
-def test_what_spark_could_not_go_on_from_is_refused(
+def test_a_position_that_spark_cannot_continue_is_rejected(
     edit: Callable[[dict[str, str]], Any], reason: str
 ) -> None:
     with pytest.raises(CheckpointError) as raised:

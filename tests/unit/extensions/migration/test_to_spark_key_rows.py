@@ -21,20 +21,15 @@ from statelog.model import KeyGroupRange
 from statelog.spark.query.declared_state import with_marks
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader
-from statelog.state.schema import (
-    FROZEN_NAME,
-    TIMERS_NAME,
-    OperatorStateSchema,
-    StateDescriptor,
-)
+from statelog.state.schema import FROZEN_NAME, TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.testing.faulty_store import FaultyStore
 
 
 def exported(reader: StateReader, now_ms: int, **options: Any) -> pa.Table:
     rows = KeyRows(reader.schema, reader.checkpoint_id, **options)
     halves = [KeyGroupRange(0, 2), KeyGroupRange(3, reader.key_groups.end)]
-    keys = [each for part in halves for each in reader.keys(key_groups=part, now_ms=now_ms)]
-    return pa.Table.from_batches([rows.of(each) for each in keys], rows.schema())
+    keys = [key for part in halves for key in reader.keys(key_groups=part, now_ms=now_ms)]
+    return pa.Table.from_batches([rows.of(key) for key in keys], rows.schema())
 
 
 def expected(history: History, checkpoint_id: int, now_ms: int) -> dict[Any, dict[str, Any]]:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from tests.support.locations.checkpoints import ManualClock
-from tests.support.locations.histories import GROUPS, History, rows_of
+from tests.support.locations.histories import GROUPS, History, local, rows_of
 
 import statelog
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
@@ -26,7 +26,7 @@ from statelog.errors import (
 )
 from statelog.extensions.operations.copy_location import CopyProgress, copy_location
 from statelog.state.reader import StateReader
-from statelog.store import PATHS, open_existing_store, open_store
+from statelog.store import PATHS, open_existing_store
 from statelog.store.paths import parse_copy_folder
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore
 
@@ -69,8 +69,8 @@ def history(seed: object, batches: int = 5) -> History:
 def states(store, checkpoint_id: int) -> dict:
     reader = StateReader(store, find_checkpoint(store, checkpoint_id))
     return {
-        one.name: rows_of(reader.table(one.name, include_expired=True))
-        for one in reader.variables()
+        variable.name: rows_of(reader.table(variable.name, include_expired=True))
+        for variable in reader.variables()
     }
 
 
@@ -85,7 +85,7 @@ def check_whole(source, target, ids) -> None:
         assert states(target, one) == states(source, one)
     found = list(verify_location(target))
     assert found
-    assert not [one for one in found if one.problem]
+    assert not [item for item in found if item.problem]
     marked = reachable_objects(target)
     assert marked is not None
     assert marked <= set(target.objects)
@@ -115,7 +115,7 @@ def test_a_copy_has_the_same_state_at_every_retained_checkpoint(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_interrupted_copy_goes_on_and_never_looks_whole(seed):
+def test_an_interrupted_copy_continues_and_never_looks_complete(seed):
     made = history(f"interrupted {seed}")
     newest = Entries(made.store).newest()
     target = Target()
@@ -201,17 +201,14 @@ def test_an_older_checkpoint_is_the_newest_of_its_copy():
         copied(made.store, Target(), checkpoint_id=100)
 
 
-def test_the_copy_goes_on_by_itself_and_is_protected_then():
+def test_the_copy_continues_alone_and_is_protected_from_another_copy():
     made = history("goes on")
     target = Target()
     report = copied(made.store, target)
     owner = CheckpointCoordinator(
-        target,
-        owner_id="of the copy",
-        max_parallelism=GROUPS,
-        options=CheckpointOptions(retained=2),
-        clock_ms=ManualClock(),
-    )
+        target, owner_id="of the copy", max_parallelism=GROUPS,
+        options=CheckpointOptions(retained=2), clock_ms=ManualClock(),
+    )  # fmt: skip
     assert owner.claim() == report.checkpoints[-1] + 1
     assert owner.restore().checkpoint_id == report.checkpoints[-1]
     with pytest.raises(UsageError, match=r"has been claimed by a query since it was copied"):
@@ -221,7 +218,7 @@ def test_the_copy_goes_on_by_itself_and_is_protected_then():
         copied(made.store, target)
 
 
-def test_what_is_no_copy_is_refused(tmp_path):
+def test_a_target_that_is_not_a_copy_is_rejected(tmp_path):
     made, other = history("one"), history("two")
     with pytest.raises(UsageError, match="cannot be copied onto itself"):
         copied(made.store, made.store)
@@ -230,14 +227,14 @@ def test_what_is_no_copy_is_refused(tmp_path):
     with pytest.raises(UsageError, match="is a state location, and no copy"):
         copied(made.store, target)
     target = Target()
-    local = open_store(tmp_path / "local", storage_options={"fsync": False})
+    without_checkpoint = local(tmp_path / "local")
     copied(made.store, target)
     (mark,) = filter(parse_copy_folder, target.objects)
     target.objects[mark] = b'{"version":2,"source":"s3://elsewhere/and/further"}'
     with pytest.raises(UsageError, match="is a copy of another location"):
         copied(made.store, target)
     with pytest.raises(CheckpointError, match="has no checkpoint"):
-        copied(local, Target())
+        copied(without_checkpoint, Target())
 
 
 def test_damage_of_the_source_is_not_copied():
@@ -279,7 +276,7 @@ class Running(FaultyStore):
         return super().get(path)
 
 
-def test_the_source_may_go_on():
+def test_the_query_of_the_source_may_run():
     for seed in range(4):
         made = history(f"running {seed}")
         target = Target()
@@ -289,7 +286,7 @@ def test_the_source_may_go_on():
         copied(Running(history("fast"), 1), Target())
 
 
-def test_a_copy_is_no_garbage():
+def test_garbage_collection_deletes_nothing_of_a_copy():
     made = history("garbage")
     target = Target()
     copied(made.store, target)
@@ -300,14 +297,14 @@ def test_a_copy_is_no_garbage():
         target.get("nothing")
 
 
-def test_by_url(tmp_path):
-    made = History("by url", open_store(tmp_path / "a", storage_options={"fsync": False}))
+def test_a_location_is_copied_by_url(tmp_path):
+    made = History("by url", local(tmp_path / "a"))
     made.run(5)
     report = statelog.copy(tmp_path / "a", tmp_path / "b")
     with statelog.open(tmp_path / "b") as state:
-        assert [one.checkpoint_id for one in state.checkpoints() if one.is_retained] == list(
-            report.checkpoints
-        )
+        assert [
+            checkpoint.checkpoint_id for checkpoint in state.checkpoints() if checkpoint.is_retained
+        ] == list(report.checkpoints)
 
 
 def test_tagged_checkpoints_are_copied_with_their_tags():
@@ -335,9 +332,7 @@ def test_tagged_checkpoints_are_copied_with_their_tags():
 def test_the_copy_of_a_fork_is_whole(tmp_path):
     for seed in range(4):
         root = tmp_path / str(seed)
-        made = History(
-            f"fork {seed}", open_store(root / "parent", storage_options={"fsync": False})
-        )
+        made = History(f"fork {seed}", local(root / "parent"))
         made.run(4)
         newest = Entries(made.store).newest()
         statelog.fork(root / "parent", root / "fork", state_only=True)
@@ -352,4 +347,4 @@ def test_the_copy_of_a_fork_is_whole(tmp_path):
             shutil.rmtree(root / name)
         copy = open_existing_store(root / "copy")
         assert states(copy, newest.checkpoint_id) == wanted
-        assert not [one for one in verify_location(copy) if one.problem]
+        assert not [finding for finding in verify_location(copy) if finding.problem]

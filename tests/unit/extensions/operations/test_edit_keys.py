@@ -33,7 +33,7 @@ def value_of(history: History, name: str) -> tuple[dict[str, Any], int | None]:
 def random_edit(history: History, rng: random.Random) -> tuple[dict, list]:
     """Return an edit, and apply it to the model."""
     model = history.model
-    present = [one.name for one in model.schema.states if not one.dropped]
+    present = [variable.name for variable in model.schema.states if not variable.dropped]
     delete = [key for key in range(KEYS) if rng.random() < 0.2]
     for key in delete:
         model.timers.pop(key, None)
@@ -72,7 +72,7 @@ def random_edit(history: History, rng: random.Random) -> tuple[dict, list]:
 
 
 def expected(history: History) -> dict:
-    names = [one.name for one in history.model.schema.states if not one.dropped]
+    names = [variable.name for variable in history.model.schema.states if not variable.dropped]
     return {name: in_order(history.model.rows(name, history.now_ms)) for name in names}
 
 
@@ -81,7 +81,7 @@ def in_order(rows: dict) -> dict:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
+def test_an_edit_agrees_with_the_model_and_the_query_continues(made, seed):
     history = made(seed)
     rng = random.Random(seed)
     before = states(history)
@@ -97,7 +97,7 @@ def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
     assert found == expected(history)
     keys = {key for rows in before.values() for key in rows}
     after = {key for rows in found.values() for key in rows}
-    if not any(one.ttl_ms for one in history.model.schema.states):
+    if not any(variable.ttl_ms for variable in history.model.schema.states):
         # Expired entries that are still stored count as state.
         assert report.counts.inserted == len(after - keys)
         assert report.counts.deleted == len(keys - after)
@@ -112,7 +112,7 @@ def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
             was.position,
         )
         assert newest.retained == (*base.retained, newest.checkpoint_id)[-3:]
-    if not any(one.ttl_ms for one in history.model.schema.states):
+    if not any(variable.ttl_ms for variable in history.model.schema.states):
         again = statelog.edit(location, set=wanted, delete=delete, apply=True)
         assert again.counts.changed == 0
         assert newest_id(history) == (report.checkpoint_id or base.checkpoint_id)
@@ -127,10 +127,12 @@ def test_an_edit_is_what_the_model_says_and_the_query_goes_on(made, seed):
     assert found == expected(history)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_claimed(made):
+def test_values_that_do_not_fit_are_rejected_before_the_claim(made):
     for seed in range(50):
         history = made(f"refused {seed}", 2)
-        present = {one.name for one in history.model.schema.states if not one.dropped}
+        present = {
+            variable.name for variable in history.model.schema.states if not variable.dropped
+        }
         if present >= set(NAMES):
             break
     location = location_of(history)

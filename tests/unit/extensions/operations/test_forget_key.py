@@ -25,12 +25,7 @@ from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormat
 from statelog.format.buffers import checksum
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.format.segment import SegmentWriter, parse_segment
-from statelog.model import (
-    FileStateHandle,
-    KeyGroupRange,
-    MaterializedHandle,
-    TaskStateSnapshot,
-)
+from statelog.model import FileStateHandle, KeyGroupRange, MaterializedHandle, TaskStateSnapshot
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.reader import StateReader
@@ -59,7 +54,7 @@ def decoded(path: str, data: bytes) -> bytes:
         file = pq.ParquetFile(pa.BufferReader(data))
         groups = [file.metadata.row_group(at) for at in range(file.num_row_groups)]
         statistics = [
-            str(one.column(at).statistics) for one in groups for at in range(one.num_columns)
+            str(group.column(at).statistics) for group in groups for at in range(group.num_columns)
         ]
         return repr((file.read().to_pylist(), statistics)).encode()
     if folder == "output":
@@ -108,27 +103,32 @@ def present(history: History) -> bool:
     return any(NUMBER in rows for rows in states(history).values())
 
 
+def with_key(made, name: str) -> History:
+    """Return a history in which the key has state."""
+    return next(history for seed in range(30) if present(history := made(f"{name} {seed}", 4)))
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_its_state_is_gone_and_the_report_names_all_that_holds_it(made, seed):
+def test_state_of_the_key_is_deleted_and_the_report_names_its_traces(made, seed):
     history = made(f"forget {seed}", 6)
     with_output(history)
     location = location_of(history)
     before = states(history)
     planned = statelog.forget(location, key_of(NUMBER), apply=False)
     assert states(history) == before
-    assert {one.path for one in planned.traces} == objects_with_text(history)
+    assert {trace.path for trace in planned.traces} == objects_with_text(history)
     report = statelog.forget(location, key_of(NUMBER), apply=True)
     assert report.removed == planned.removed
     assert states(history) == without_key(before)
-    assert {one.path for one in report.traces} == objects_with_text(history)
-    assert all(one.leaves for one in report.traces)
+    assert {trace.path for trace in report.traces} == objects_with_text(history)
+    assert all(trace.leaves for trace in report.traces)
     again = statelog.forget(location, key_of(NUMBER), apply=True)
     assert (again.checkpoint_id, again.removed) == (None, {})
-    assert not [one for one in verify_location(history.store) if one.problem]
+    assert not [finding for finding in verify_location(history.store) if finding.problem]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_now_leaves_no_byte_of_it(made, seed):
+def test_no_byte_of_the_key_is_left_with_now(made, seed):
     history = made(f"now {seed}", 6)
     rows = with_output(history)
     history.store.put("dstl/orphan", bytes(history.store.get(some_changelog(history))))
@@ -143,7 +143,7 @@ def test_now_leaves_no_byte_of_it(made, seed):
     assert states(history) == without_key(before)
     assert report.given_up == planned.given_up
     assert set(planned.deleted) <= set(report.deleted)
-    assert not [one for one in verify_location(history.store) if one.problem]
+    assert not [finding for finding in verify_location(history.store) if finding.problem]
     # The other rows of the micro-batch are delivered all the same.
     newest = newest_checkpoint(history.store)
     assert newest.checkpoint_id == report.checkpoint_id
@@ -165,15 +165,12 @@ def test_now_leaves_no_byte_of_it(made, seed):
 
 def some_changelog(history: History) -> str:
     paths = sorted(info.path for info in history.store.list())
-    return next((one for one in paths if one.startswith(("dstl/", "chk-"))), paths[0])
+    return next((path for path in paths if path.startswith(("dstl/", "chk-"))), paths[0])
 
 
-def test_what_the_report_says_makes_each_trace_leave(made):
+def test_each_trace_is_deleted_as_the_report_says(made):
     """Snapshots of all key groups and enough checkpoints: no byte is left."""
-    for seed in range(30):
-        history = made(f"leaves {seed}", 4)
-        if present(history):
-            break
+    history = with_key(made, "leaves")
     report = statelog.forget(location_of(history), key_of(NUMBER), apply=True)
     restarted(history)
     history.model.timers.pop(NUMBER, None)
@@ -184,7 +181,7 @@ def test_what_the_report_says_makes_each_trace_leave(made):
     for step in range(retained + 1):
         idle(history, snapshot=step == 0)
         history.coordinator.clean_up()
-    orphans = {one.path for one in report.traces if "garbage collection" in one.leaves}
+    orphans = {trace.path for trace in report.traces if "garbage collection" in trace.leaves}
     assert objects_with_text(history) == orphans
     late = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
     collect_garbage(history.store, min_age=dt.timedelta(0), apply=True, now=late)
@@ -204,7 +201,7 @@ def test_a_damaged_object_may_hold_the_key(made, seed):
     location, rng = location_of(history), random.Random(seed)
     root = pathlib.Path(location)
     right = statelog.forget(location, key_of(NUMBER), apply=False).traces
-    files = [one for one in root.rglob("*") if one.is_file()]
+    files = [file for file in root.rglob("*") if file.is_file()]
     for file in sorted(files):
         whole, path = file.read_bytes(), file.relative_to(root).as_posix()
         for damaged in [flipped(whole, rng) for _ in range(4)]:
@@ -258,7 +255,7 @@ def test_a_checkpoint_without_its_mark_may_hold_the_key(made):
     whole = b"".join(writer.finish({OUTPUT_TAG: sections[OUTPUT_TAG]}))
     history.store.put("chk-0/_metadata", whole)  # not retained
     report = statelog.forget(location_of(history), key_of(NUMBER), apply=False)
-    assert "chk-0/_metadata" in {one.path for one in report.traces}
+    assert "chk-0/_metadata" in {trace.path for trace in report.traces}
     history.store.delete(["chk-0/_metadata"])
     history.store.put("chk-0/_metadata", whole[:-1] + b"?")
     with pytest.raises(CorruptionError, match=r"chk-0/_metadata.*not statelog's mark"):
@@ -274,10 +271,7 @@ def idle(history: History, *, snapshot: bool) -> None:
     if snapshot:
         state = KeyedState(OperatorCodec(history.model.schema))
         state.catch_up(
-            everything,
-            base.checkpoint_id,
-            (),
-            lambda: (history.store, base.for_range(everything)),
+            everything, base.checkpoint_id, (), lambda: (history.store, base.for_range(everything))
         )
         data = state.snapshot(everything, {}, -1)
         path = PATHS.task_owned("all")
@@ -290,10 +284,7 @@ def idle(history: History, *, snapshot: bool) -> None:
 
 
 def test_tags_and_forks_are_named_and_stop_a_rewrite(made):
-    for seed in range(30):
-        history = made(f"tags {seed}", 4)
-        if present(history):
-            break
+    history = with_key(made, "tags")
     newest = newest_checkpoint(history.store)
     tag = put_tag(
         history.store,
@@ -302,7 +293,7 @@ def test_tags_and_forks_are_named_and_stop_a_rewrite(made):
     )
     location = location_of(history)
     report = statelog.forget(location, key_of(NUMBER), apply=False)
-    pinned = [one for one in report.traces if one.pins]
+    pinned = [trace for trace in report.traces if trace.pins]
     assert pinned
     assert all(one.pins == ("tag kept",) for one in pinned)
     assert all("statelog tag --remove" in one.leaves for one in pinned)
@@ -315,10 +306,7 @@ def test_tags_and_forks_are_named_and_stop_a_rewrite(made):
 
 
 def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
-    for seed in range(30):
-        history = made(f"fork {seed}", 4)
-        if present(history):
-            break
+    history = with_key(made, "fork")
     parent = location_of(history)
     first, second = f"{parent} first", f"{parent} second"
     statelog.fork(parent, first, state_only=True)
@@ -350,10 +338,7 @@ def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
 
 
 def test_on_the_command_line(made, capsys):
-    for seed in range(30):
-        history = made(f"cli {seed}", 4)
-        if present(history):
-            break
+    history = with_key(made, "cli")
     location = location_of(history)
 
     def call(*arguments: str, status: int = 0) -> str:

@@ -111,9 +111,7 @@ def test_a_fork_begins_a_timeline_of_its_own_location(folder: Path) -> None:
     assert not later.continues(newest_of(folder).position)
 
 
-def test_the_first_owner_of_a_copy_begins_a_timeline_also_in_a_chain_of_copies(
-    folder: Path,
-) -> None:
+def test_the_first_owner_of_each_copy_of_a_copy_begins_a_timeline(folder: Path) -> None:
     base, place = newest_of(folder), folder
     expected = base.timeline
     for step in range(3):
@@ -143,7 +141,7 @@ def test_a_location_that_is_made_again_has_another_identity(folder: Path) -> Non
     assert not again.continues(before.position)
 
 
-def test_a_restored_folder_that_uses_a_number_again_is_told_by_the_attempt(folder: Path) -> None:
+def test_a_restored_folder_is_recognized_by_the_attempt(folder: Path) -> None:
     shutil.copytree(folder, folder.parent / "backup")
     lost = commit(started(open_location(str(folder)), retained=2))
     shutil.rmtree(folder)
@@ -221,7 +219,11 @@ class Course:
 
     def rewind(self, place: Path) -> None:
         store = open_location(str(place))
-        chosen = [one.checkpoint_id for one in list_checkpoints(store) if one.is_retained]
+        chosen = [
+            checkpoint.checkpoint_id
+            for checkpoint in list_checkpoints(store)
+            if checkpoint.is_retained
+        ]
         begins = self.rng.random() < 0.3
         driver = coordinator(store, "rewind", retained=3)
         driver.claim()
@@ -238,7 +240,11 @@ class Course:
         put_tag(open_location(str(place)), tag, clock_ms=lambda: 0)
 
     def fork(self, place: Path) -> None:
-        retained = [one for one in list_checkpoints(open_location(str(place))) if one.is_retained]
+        retained = [
+            checkpoint
+            for checkpoint in list_checkpoints(open_location(str(place)))
+            if checkpoint.is_retained
+        ]
         base = self.rng.choice(retained)
         new = self.new_place()
         statelog.fork(place, new, checkpoint=base.checkpoint_id, state_only=True)
@@ -271,9 +277,7 @@ class Course:
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_the_newest_checkpoint_says_which_others_are_part_of_its_history(
-    block: int, tmp_path: Path
-) -> None:
+def test_the_newest_checkpoint_knows_its_history(block: int, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     for seed in range(block * 6, block * 6 + 6):
         course = Course(tmp_path / str(seed), random.Random(seed))

@@ -1,7 +1,5 @@
 """Each command that changes a location, killed before each of its changes and then repeated."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -22,12 +20,9 @@ SEEDS = [
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_command_finishes_when_it_is_repeated(
-    name: str,
-    seed: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, seed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     prepare, command = COMMANDS[name]
     place, template = Place(tmp_path / "work"), tmp_path / "template"
     job = StoredJob(seed, place.root, retained=3)

@@ -1,7 +1,5 @@
 """Each command that changes a location, while the store loses the answer to one of its conditional puts."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

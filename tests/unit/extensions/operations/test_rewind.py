@@ -8,18 +8,15 @@ from typing import Any
 
 import pytest
 from tests.support.locations.checkpoints import ManualClock, run_checkpoint, started
+from tests.support.locations.forked_query import sweep
 from tests.support.locations.rewound_query import ALL, Query
 
 import statelog
-from statelog.checkpoint import edit
-from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.checkpoint.retained import Tag, TagKind
 from statelog.checkpoint.tags import put_tag
-from statelog.cli.main import run
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
-from statelog.extensions.operations import rewind
 from statelog.extensions.operations.rewind import (
     RewindReport,
     apply_rewind,
@@ -28,7 +25,7 @@ from statelog.extensions.operations.rewind import (
 )
 from statelog.extensions.spark_source.readers import Location, checkpoint_of_batch
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
-from statelog.model import TaskStateSnapshot
+from statelog.model import CompletedCheckpoint, TaskStateSnapshot
 
 
 @pytest.fixture
@@ -38,11 +35,16 @@ def query(tmp_path: Path) -> Query:
     return query
 
 
+def newest_of(query: Query) -> CompletedCheckpoint:
+    newest = Entries(query.state).newest()
+    assert newest is not None
+    return newest
+
+
 def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query: Query) -> None:
     old = query.driver
     assert 7 == query.rewind(2), "6 is the claim of the rewind"
-    newest = Entries(query.state).newest()
-    assert newest is not None
+    newest = newest_of(query)
     assert (7, 3, 2) == (newest.checkpoint_id, newest.parent_id, newest.properties["batch_id"])
     assert [1, 2, 3] == [handle.checkpoint_id for handle in newest.log]
     assert (2, 3, 7) == newest.retained
@@ -50,13 +52,7 @@ def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query
     kept = [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
     assert [kept] * 3 == [query.names(folder) for folder in ("offsets", "commits", "sources/0")]
     assert [".0.crc", "0"] == query.names("sources/1")  # where Kafka began is no log
-    given_up = collect_garbage(
-        query.state,
-        min_age=dt.timedelta(0),
-        apply=False,
-        now=dt.datetime.now(dt.UTC),
-    ).deleted
-    assert ("chk-4/_metadata", "chk-5/_metadata") == given_up
+    assert ("chk-4/_metadata", "chk-5/_metadata") == sweep(query.state, dry_run=True).deleted
     with pytest.raises(FencedError):
         run_checkpoint(old, old.next_checkpoint_id, [TaskStateSnapshot(ALL, None)])
     plan = plan_rewind(query.stored, query.state, 2)
@@ -66,37 +62,7 @@ def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query
     ]
 
 
-@pytest.mark.parametrize("step", range(5))
-def test_a_rewind_that_ended_at_any_step_is_repeated(
-    query: Query, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-
-    def die(name: str) -> None:
-        seen.append(name)
-        if len(seen) == step + 1:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        for module in (edit, rewind):
-            patched.setattr(module, "fail_point", die)
-        with pytest.raises(KeyboardInterrupt):
-            query.rewind(2)
-    assert seen[-1].startswith(("edit-", "rewind-"))
-    if plan_rewind(query.stored, query.state, 2).files or step == 0:
-        query.rewind(2)
-    newest = Entries(query.state).newest()
-    assert newest is not None
-    assert 2 == newest.properties["batch_id"]
-    assert [1, 2, 3] == [handle.checkpoint_id for handle in newest.log]
-    assert [2, 2, 2] == [
-        max(query.stored.numbers(folder)) for folder in ("offsets", "commits", "sources/0")
-    ]
-
-
-def test_a_planned_batch_that_was_never_committed_goes_without_a_change_of_state(
-    query: Query,
-) -> None:
+def test_a_rewind_drops_a_planned_batch_that_did_not_commit(query: Query) -> None:
     query.put("offsets/5", "")  # cut short by a power failure
     query.put("sources/0/5", "")
     query.put("commits/4", "")
@@ -107,15 +73,14 @@ def test_a_planned_batch_that_was_never_committed_goes_without_a_change_of_state
     assert ("commits/4", "commits/.4.crc") == plan.commits
     # The same state is committed again on a new timeline: a sink may have rows of the planned batch.
     assert 7 == apply_rewind(query.stored, query.state, plan, ManualClock())
-    newest = Entries(query.state).newest()
-    assert newest is not None
+    newest = newest_of(query)
     assert (5, 6) == (newest.parent_id, newest.timeline.number)
     assert [4, 3, 4] == [
         max(query.stored.numbers(folder)) for folder in ("offsets", "commits", "sources/0")
     ]
 
 
-def test_idle_batches_can_be_gone_back_to_and_ones_that_read_input_cannot(tmp_path: Path) -> None:
+def test_a_rewind_to_a_batch_without_input_is_possible(tmp_path: Path) -> None:
     query = Query(tmp_path, idle=(2, 3))
     query.run(0, 5)
     plan = plan_rewind(query.stored, query.state, 3)
@@ -128,9 +93,7 @@ def test_idle_batches_can_be_gone_back_to_and_ones_that_read_input_cannot(tmp_pa
     assert "subsumed" == raised.value.reason
 
 
-def test_what_cannot_be_gone_back_to_is_refused_and_nothing_changes(
-    query: Query, tmp_path: Path
-) -> None:
+def test_an_impossible_rewind_is_rejected_and_changes_nothing(query: Query, tmp_path: Path) -> None:
     def refused(to: int, reason: str, message: str) -> None:
         before = query.everything()
         with pytest.raises(CheckpointError, match=message) as raised:
@@ -159,72 +122,51 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_changes(
         query.rewind(4)
 
 
-def test_a_query_that_goes_on_meanwhile_is_noticed_before_the_commit(query: Query) -> None:
+def test_a_query_that_commits_during_the_rewind_is_noticed(query: Query) -> None:
     plan = plan_rewind(query.stored, query.state, 2)
     query.run(5, 5)
     with pytest.raises(CheckpointError, match="ran after the rewind was planned") as raised:
         apply_rewind(query.stored, query.state, plan, ManualClock())
     assert "active" == raised.value.reason
-    newest = Entries(query.state).newest()
-    assert newest is not None
+    newest = newest_of(query)
     assert (6, 5) == (newest.checkpoint_id, max(query.stored.numbers("offsets")))
 
 
-def test_a_damaged_newest_checkpoint_can_be_left_behind(query: Query, tmp_path: Path) -> None:
+def test_a_rewind_passes_over_a_damaged_newest_checkpoint(query: Query, tmp_path: Path) -> None:
     (tmp_path / "state/chk-5/_metadata").write_bytes(b"torn")
     assert 7 == query.rewind(3)
-    newest = Entries(query.state).newest()
-    assert newest is not None
+    newest = newest_of(query)
     assert 3 == newest.properties["batch_id"]
 
 
-# ------------------------------------------------------------------------------ the command line
-
-
-def test_the_command_shows_first_and_acts_when_told(
-    query: Query, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["rewind", str(query.folder), "--state-location", str(tmp_path / "state")]
-
-    def call(*arguments: str, status: int = 0) -> str:
-        assert status == run([*given, *arguments])
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return said.out + said.err
-
+def test_the_command_shows_first_and_acts_when_told(call, query: Query, tmp_path: Path) -> None:
+    words = ["rewind", str(query.folder), "--state-location", str(tmp_path / "state")]
+    to_2 = [*words, "--batch-id", "2"]
     before = query.everything()
-    assert "batch 2: checkpoint 3, committed" in call()
-    assert [1, 2, 3, 4] == [json.loads(line)["batch_id"] for line in call("--json").splitlines()]
-    text = call("--batch-id", "2")
+    assert "batch 2: checkpoint 3, committed" in call(*words)
+    assert [1, 2, 3, 4] == [point["batch_id"] for point in call.lines(*words)]
+    text = call(*to_2)
     assert "would delete commits/4" in text
     assert "later checkpoints, up to 5, would be given up" in text
     assert "This was a dry run" in text
-    assert "query may be running" in call("--batch-id", "2", "--apply", status=1)
-    assert "no longer retained" in call("--batch-id", "0", status=1)
-    assert "--apply needs --batch-id" in call("--apply", status=2)
-    assert "--batch-id" in call("--batch-id", "-1", status=2)
+    assert "query may be running" in call(*to_2, "--apply", status=1)
+    assert "no longer retained" in call(*words, "--batch-id", "0", status=1)
+    assert "--apply needs --batch-id" in call(*words, "--apply", status=2)
+    assert "--batch-id" in call(*words, "--batch-id", "-1", status=2)
     assert before == query.everything()
-    said = [json.loads(line) for line in call("--batch-id", "2", "--json").splitlines()]
-    assert {"path": "commits/4", "action": "would-delete"} == said[0]
-    said = [
-        json.loads(line)
-        for line in call("--batch-id", "2", "--apply", "--min-idle", "0s", "--json").splitlines()
-    ]
-    assert {"path": "commits/4", "action": "deleted"} == said[0]
-    summary = said[-1]["summary"]
+    first, *_ = call.lines(*to_2)
+    assert {"path": "commits/4", "action": "would-delete"} == first
+    first, *_, last = call.lines(*to_2, "--apply", "--min-idle", "0s")
+    assert {"path": "commits/4", "action": "deleted"} == first
+    summary = last["summary"]
     assert (2, 7, False) == (summary["batch_id"], summary["continues_from"], summary["dry_run"])
     assert 2 == summary["input_files"]
     assert ["file:///in/3", "file:///in/4"] == summary["missing_files"]
-    assert "nothing to do" in call("--batch-id", "2", "--apply", "--min-idle", "0s")
-    assert "no such directory" in call("--batch-id", "2", "--state-location", "/nope", status=2)
-    assert run(["rewind", str(tmp_path / "nope"), "--batch-id", "1"]) == 2
-    assert (
-        run(["rewind", str(query.folder), "--batch-id", "1"]) == 2
-    )  # no state at the default place
-    assert (
-        "Give the query's stateLocation as state_location (--state-location)"
-        in capsys.readouterr().err
-    )
+    assert "nothing to do" in call(*to_2, "--apply", "--min-idle", "0s")
+    assert "no such directory" in call(*to_2, "--state-location", "/nope", status=2)
+    call("rewind", str(tmp_path / "nope"), "--batch-id", "1", status=2)
+    said = call("rewind", str(query.folder), "--batch-id", "1", status=2)  # no state next to it
+    assert "Give the query's stateLocation as state_location (--state-location)" in said
 
 
 def test_a_query_is_rewound_from_python(query: Query, tmp_path: Path) -> None:
@@ -255,14 +197,16 @@ def test_the_number_of_a_batch_never_takes_a_checkpoint_that_was_given_up(tmp_pa
     query.run(0, 4)
     tag = Tag(kind=TagKind.TAG, name="wrong", checkpoint_id=5)
     put_tag(query.state, tag, clock_ms=ManualClock())
-    apply_rewind(
-        query.stored, query.state, plan_rewind(query.stored, query.state, 3), ManualClock()
-    )
+    query.rewind(3)
     query.entry = 3
     query.driver = started(query.state, retained=2)
     query.run(4, 9)
     query.driver.clean_up()
-    given_up = [one.checkpoint_id for one in list_checkpoints(query.state) if one.is_given_up]
+    given_up = [
+        checkpoint.checkpoint_id
+        for checkpoint in list_checkpoints(query.state)
+        if checkpoint.is_given_up
+    ]
     assert [5] == given_up
     assert [8, 9] == [point.batch_id for point in rewind_points(query.stored, query.state)]
     with pytest.raises(CheckpointError, match="batch 4 is no longer retained") as refused:

@@ -1,7 +1,5 @@
 """Published tables: every snapshot is the state of its checkpoint, whatever happens in between."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import datetime as dt
@@ -40,10 +38,13 @@ EVERY = KeyGroupRange(0, histories.GROUPS - 1)
 NOW = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
 
+Make = Callable[..., Published]
+
+
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> type[Published]:
-    """The kind of the table."""
-    return KINDS[request.param]
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Return a maker of jobs with a table of each kind."""
+    return lambda seed, root=tmp_path, **options: KINDS[request.param](seed, root, **options)
 
 
 def batches_of(
@@ -81,10 +82,10 @@ def sweep(published: Published) -> None:
     collect_garbage(published.history.store, min_age=dt.timedelta(0), apply=True, now=NOW)
 
 
-def campaign(kind: type[Published], seed: int, root: Path, batches: int, every: int) -> int:
+def campaign(make: Make, seed: int, batches: int, every: int) -> int:
     """Run a job, publish each so many of its checkpoints, and compare all; return how many."""
     rng = random.Random(f"publish {seed}")
-    published = kind(f"publish {seed}", root)
+    published = make(f"publish {seed}")
     publisher = published.publisher()
     count = 0
     for _ in range(batches):
@@ -97,7 +98,7 @@ def campaign(kind: type[Published], seed: int, root: Path, batches: int, every: 
             tag(
                 published, f"tag-{published.history.checkpoint_id}", published.history.checkpoint_id
             )
-        tags = [each for each in list_tags(published.history.store) if each.kind is TagKind.TAG]
+        tags = [tag for tag in list_tags(published.history.store) if tag.kind is TagKind.TAG]
         if tags and rng.random() < 0.2:
             delete_tag(published.history.store, rng.choice(tags))
         if rng.random() < 0.3:
@@ -109,27 +110,23 @@ def campaign(kind: type[Published], seed: int, root: Path, batches: int, every: 
         if rng.random() < 0.5:
             published.check()
     published.check()
-    assert all(each.problem == "" for each in verify_location(published.history.store))
+    assert all(finding.problem == "" for finding in verify_location(published.history.store))
     return count
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_snapshot_of_the_table_is_the_state_of_its_checkpoint(
-    kind: type[Published], seed: int, tmp_path: Path
-) -> None:
-    assert campaign(kind, seed, tmp_path, batches=5, every=2) >= 5
+def test_every_snapshot_of_the_table_is_the_state_of_its_checkpoint(make: Make, seed: int) -> None:
+    assert campaign(make, seed, batches=5, every=2) >= 5
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", range(100, 110))
-def test_two_hundred_checkpoints_of_random_jobs_are_published_exactly(
-    kind: type[Published], seed: int, tmp_path: Path
-) -> None:
-    assert campaign(kind, seed, tmp_path, batches=20, every=2) >= 20
+def test_two_hundred_checkpoints_are_published_exactly(make: Make, seed: int) -> None:
+    assert campaign(make, seed, batches=20, every=2) >= 20
 
 
-def test_publishing_again_changes_nothing(kind: type[Published], tmp_path: Path) -> None:
-    published = kind("again", tmp_path)
+def test_publishing_again_changes_nothing(make: Make, tmp_path: Path) -> None:
+    published = make("again")
     published.history.run(4)
     first = published.publish()
     assert (published.history.checkpoint_id,) == first.published
@@ -140,10 +137,8 @@ def test_publishing_again_changes_nothing(kind: type[Published], tmp_path: Path)
     assert before == after
 
 
-def test_an_older_checkpoint_cannot_follow_a_newer_one(
-    kind: type[Published], tmp_path: Path
-) -> None:
-    published = kind("older", tmp_path, retained=5)
+def test_an_older_checkpoint_cannot_follow_a_newer_one(make: Make) -> None:
+    published = make("older", retained=5)
     published.history.run(4)
     published.publish()
     older = published.history.checkpoint_id - 1
@@ -151,12 +146,12 @@ def test_an_older_checkpoint_cannot_follow_a_newer_one(
         published.publish(checkpoint=older)
 
 
-def test_a_table_has_one_location(kind: type[Published], tmp_path: Path) -> None:
-    published = kind("first", tmp_path)
+def test_a_table_has_one_location(make: Make, tmp_path: Path) -> None:
+    published = make("first")
     published.history.run(2)
     published.publish()
     (tmp_path / "b").mkdir()
-    other = kind("second", tmp_path / "b")
+    other = make("second", tmp_path / "b")
     other.history.run(2)
     other.target = published.target
     with pytest.raises(UsageError, match="publish to another table"):
@@ -166,10 +161,10 @@ def test_a_table_has_one_location(kind: type[Published], tmp_path: Path) -> None
 @pytest.mark.parametrize("lives_on", [True, False])
 @pytest.mark.parametrize("more", [None, 0, 1])
 def test_a_checkpoint_of_another_history_does_not_follow_one_of_its_number(
-    kind: type[Published], lives_on: bool, more: int | None, tmp_path: Path
+    make: Make, lives_on: bool, more: int | None, tmp_path: Path
 ) -> None:
     """After a backup was restored, the same numbers have other states, or none yet (`more` is None)."""
-    published = kind("restored", tmp_path, retained=4)
+    published = make("restored", retained=4)
     backup = tmp_path / "backup"
     published.history.run(2)
     shutil.copytree(published.location, backup)
@@ -192,8 +187,8 @@ def test_a_checkpoint_of_another_history_does_not_follow_one_of_its_number(
         assert "not_newer" == refused.value.reason
 
 
-def test_some_variables_are_published(kind: type[Published], tmp_path: Path) -> None:
-    published = kind("chosen", tmp_path)
+def test_some_variables_are_published(make: Make) -> None:
+    published = make("chosen")
     publisher = published.publisher(variables=["total", "counts"])
     count = 0
     for _ in range(8):
@@ -205,12 +200,10 @@ def test_some_variables_are_published(kind: type[Published], tmp_path: Path) -> 
         published.publisher(variables=["none"]).publish()
 
 
-def test_an_encrypted_location_is_published(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encrypted_location_is_published(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "k:" + base64.b64encode(bytes(32)).decode())
     monkeypatch.setenv("STATELOG_ENCRYPTION", "env:KEYS")
-    published = kind("encrypted", tmp_path)
+    published = make("encrypted")
     publisher = published.publisher()
     for _ in range(5):
         published.history.run(2)
@@ -218,11 +211,9 @@ def test_an_encrypted_location_is_published(
     published.check()
 
 
-def test_a_field_of_a_wider_type_reads_in_old_snapshots_too(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wider_field_reads_in_old_snapshots(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(histories.FIELDS, "a", pa.int16())
-    published = kind("wider", tmp_path)
+    published = make("wider")
     for kind in (pa.int16(), pa.int32(), pa.int64()):
         monkeypatch.setitem(histories.FIELDS, "a", kind)
         published.history.evolve()
@@ -232,8 +223,8 @@ def test_a_field_of_a_wider_type_reads_in_old_snapshots_too(
     published.check()
 
 
-def test_what_had_expired_is_there_again_after_the_clock_was_set_back(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_expired_rows_return_if_the_clock_is_set_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     descriptor = histories.History.descriptor
     monkeypatch.setattr(
@@ -241,7 +232,7 @@ def test_what_had_expired_is_there_again_after_the_clock_was_set_back(
         "descriptor",
         lambda history, name: replace(descriptor(history, name), ttl_ms=histories.TTL_MS),
     )
-    published = kind("set back", tmp_path)
+    published = make("set back")
     history, publisher = published.history, published.publisher()
     returned = 0
     for _ in range(4):
@@ -259,11 +250,11 @@ def test_what_had_expired_is_there_again_after_the_clock_was_set_back(
     assert returned > 0
 
 
-def test_a_rewind_below_a_snapshot_in_use_is_published(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_rewind_below_a_snapshot_is_published(
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of a snapshot that were deleted from the table are rows again."""
-    published = kind("rewound", tmp_path, retained=2)
+    published = make("rewound", retained=2)
     publisher, micro_batch = published.publisher(), batches_of(published, monkeypatch)
     for _ in range(3):
         micro_batch(EVERY, True)
@@ -277,14 +268,11 @@ def test_a_rewind_below_a_snapshot_in_use_is_published(
 
 
 def test_the_command_publishes_and_follows(
-    kind: type[Published],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "jöb 100% ☃"
     root.mkdir()
-    published = kind("command", root)
+    published = make("command", root)
     call = ["publish", published.location, *published.arguments]
     published.history.run(3)
     assert 0 == run(call)
@@ -314,13 +302,10 @@ def test_the_command_publishes_and_follows(
     published.check()
 
 
-def test_following_goes_on_after_an_error_of_the_catalog(
-    kind: type[Published],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_following_continues_after_an_error_of_the_catalog(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    published = kind("down", tmp_path)
+    published = make("down")
     published.history.run(2)
     calls = 0
 
@@ -352,10 +337,10 @@ def test_following_goes_on_after_an_error_of_the_catalog(
 
 @pytest.mark.parametrize("is_conflict", [False, True])
 def test_a_lost_answer_to_a_commit_heals(
-    kind: type[Published], is_conflict: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, is_conflict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit succeeded; its client repeats it and meets its own, or reports an error."""
-    published = kind("lost", tmp_path)
+    published = make("lost")
     publisher = published.publisher()
     lost: list[object] = []
 
@@ -375,10 +360,8 @@ def test_a_lost_answer_to_a_commit_heals(
     published.check()
 
 
-def test_a_commit_that_failed_is_repeated(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    published = kind("failed", tmp_path)
+def test_a_commit_that_failed_is_repeated(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = make("failed")
     publisher = published.publisher()
     published.history.run(2)
     publisher.publish()
@@ -401,10 +384,8 @@ def test_a_commit_that_failed_is_repeated(
     assert pins(published) == {max(checkpoints(published))}
 
 
-def test_a_publisher_gives_up_after_conflict_on_conflict(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    published = kind("conflicts", tmp_path)
+def test_a_publisher_gives_up_after_conflicts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = make("conflicts")
     published.history.run(2)
 
     published.publish()
@@ -423,8 +404,8 @@ def test_a_publisher_gives_up_after_conflict_on_conflict(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("point", ["publish-written", "publish-committed"])
-def test_a_killed_process_is_repeated(kind: type[Published], point: str, tmp_path: Path) -> None:
-    published = kind(f"sigkill {point}", tmp_path)
+def test_a_killed_process_is_repeated(make: Make, point: str) -> None:
+    published = make(f"sigkill {point}")
     call = ["publish", published.location, *published.arguments]
     for _ in range(2):
         published.history.run(2)
@@ -442,11 +423,9 @@ def test_a_killed_process_is_repeated(kind: type[Published], point: str, tmp_pat
         published.check()
 
 
-def test_a_newer_checkpoint_writes_the_key_groups_that_changed(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_changed_key_groups_are_written(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories.History, "descriptor", without_ttl(histories.History.descriptor))
-    published = kind("groups", tmp_path, retained=9)
+    published = make("groups", retained=9)
     publisher, micro_batch = published.publisher(), batches_of(published, monkeypatch)
     micro_batch(EVERY, True)
     publisher.publish()
@@ -465,24 +444,20 @@ def without_ttl(descriptor: Callable[..., Any]) -> Callable[..., Any]:
     return lambda history, name: replace(descriptor(history, name), ttl_ms=None)
 
 
-def test_a_checkpoint_that_is_gone_is_followed_by_the_whole_state(
-    kind: type[Published], tmp_path: Path
-) -> None:
-    published = kind("gone", tmp_path, retained=1)
+def test_after_a_deleted_checkpoint_the_whole_state_is_published(make: Make) -> None:
+    published = make("gone", retained=1)
     published.history.run(4)
     published.publish()
-    for each in list_tags(published.history.store):
-        delete_tag(published.history.store, each)
+    for old in list_tags(published.history.store):
+        delete_tag(published.history.store, old)
     published.history.run(12)
     sweep(published)
     published.publish()
     published.check()
 
 
-def test_tagged_checkpoints_are_published_and_retained(
-    kind: type[Published], tmp_path: Path
-) -> None:
-    published = kind("tags", tmp_path)
+def test_tagged_checkpoints_are_published_and_retained(make: Make) -> None:
+    published = make("tags")
     published.history.run(3)
     tagged = published.history.checkpoint_id
     tag(published, "release", tagged)
@@ -502,10 +477,8 @@ def test_tagged_checkpoints_are_published_and_retained(
     published.check()
 
 
-def test_two_publishers_take_turns(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    published = kind("two", tmp_path)
+def test_two_publishers_alternate(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = make("two")
     publishers = [published.publisher(), published.publisher()]
     reader = Replacement.reader
     interfering = False
@@ -529,9 +502,7 @@ def test_two_publishers_take_turns(
 
 
 @pytest.mark.campaign
-def test_a_publication_killed_before_any_change_continues(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_publication_continues(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each change of the location, of the files of the table and of the catalog is the last one."""
     import deltalake
     from pyiceberg.catalog.sql import SqlCatalog
@@ -553,7 +524,7 @@ def test_a_publication_killed_before_any_change_continues(
             return killer.change(lambda: act(*arguments, **more))
 
         monkeypatch.setattr(owner, name, counted)
-    published = kind("killed", tmp_path)
+    published = make("killed")
     kills = 0
     for _ in range(4):
         published.history.run(1)
@@ -568,10 +539,10 @@ def test_a_publication_killed_before_any_change_continues(
     assert kills > 12
 
 
-def test_a_checkpoint_that_the_query_deletes_meanwhile_gives_way_to_a_newer_one(
-    kind: type[Published], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_deleted_during_the_publication_is_replaced_by_a_newer_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    published = kind("overtaken", tmp_path, retained=1)
+    published = make("overtaken", retained=1)
     published.history.run(3)
     rows, micro_batch = TablePublisher._rows, batches_of(published, monkeypatch)
     overtaken = 0

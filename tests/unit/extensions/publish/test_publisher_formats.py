@@ -1,7 +1,5 @@
 """Published tables: what is special of Iceberg and of Delta, and what other writers do to them."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
@@ -37,7 +35,7 @@ pytestmark = pytest.mark.job
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_others_commit_is_replaced(kind: str, tmp_path: Path) -> None:
+def test_rows_that_others_commit_are_replaced(kind: str, tmp_path: Path) -> None:
     published = KINDS[kind]("others", tmp_path)
     publisher = published.publisher(retain=2)
     for at in range(5):
@@ -50,7 +48,7 @@ def test_what_others_commit_is_replaced(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_type_of_a_column_may_change(
+def test_a_column_may_change_its_type(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(histories, "FIELDS", {"a": pa.int32()})
@@ -92,12 +90,9 @@ def test_tags_of_the_location_are_tags_of_an_iceberg_table(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "columns",
-    [
-        {"total": pa.duration("us")},
-        {"a": pa.struct([("b", pa.int64())]), "a.b": pa.int64()},
-    ],
+    [{"total": pa.duration("us")}, {"a": pa.struct([("b", pa.int64())]), "a.b": pa.int64()}],
 )
-def test_columns_that_iceberg_cannot_have_are_refused(
+def test_columns_unknown_to_iceberg_are_rejected(
     columns: dict[str, pa.DataType], tmp_path: Path
 ) -> None:
     published = IcebergPublished("columns", tmp_path)
@@ -157,9 +152,7 @@ def test_a_damaged_log_is_reported(damage: bytes, tmp_path: Path) -> None:
         published.publish()
 
 
-def test_calls_without_one_table_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_calls_without_one_table_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match=r"CATALOG\.NAMESPACE\.TABLE"):
         IcebergTable("catalog.table")
     published = DeltaPublished("refused", tmp_path)

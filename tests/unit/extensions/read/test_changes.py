@@ -1,7 +1,5 @@
 """The columnar comparison of state against a comparison of Python values, row by row."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -24,18 +22,14 @@ Values = Callable[[random.Random], Any]
 
 FLOATS = [0.0, -0.0, math.nan, 1.5, math.inf, -math.nan]
 LEAVES: list[tuple[pa.DataType, Values]] = [
-    (pa.int32(), lambda rng: rng.randrange(3)),
-    (pa.int64(), lambda rng: rng.randrange(3)),
-    (pa.float32(), lambda rng: rng.choice(FLOATS)),
-    (pa.float64(), lambda rng: rng.choice(FLOATS)),
+    (pa.int32(), lambda rng: rng.randrange(3)), (pa.int64(), lambda rng: rng.randrange(3)),
+    (pa.float32(), lambda rng: rng.choice(FLOATS)), (pa.float64(), lambda rng: rng.choice(FLOATS)),
     (pa.string(), lambda rng: rng.choice(["", "a", "ä"])),
     (pa.binary(), lambda rng: rng.choice([b"", b"a"])),
-    (pa.bool_(), lambda rng: rng.random() < 0.5),
-    (pa.date32(), lambda rng: rng.randrange(3)),
+    (pa.bool_(), lambda rng: rng.random() < 0.5), (pa.date32(), lambda rng: rng.randrange(3)),
     (pa.timestamp("us", "UTC"), lambda rng: rng.randrange(3)),
-    (pa.decimal128(20, 2), lambda rng: rng.randrange(3)),
-    (pa.null(), lambda rng: None),
-]
+    (pa.decimal128(20, 2), lambda rng: rng.randrange(3)), (pa.null(), lambda rng: None),
+]  # fmt: skip
 
 
 def a_type(rng: random.Random, depth: int) -> tuple[pa.DataType, Values]:
@@ -114,9 +108,7 @@ def test_what_equality_of_state_means() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_keys_are_matched_also_where_hashes_collide(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_matched_if_hashes_collide(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(f"join {seed}")
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     if seed % 2:
@@ -173,7 +165,7 @@ def test_differences_are_those_of_a_comparison_of_dictionaries(seed: int) -> Non
     for one, other in ((0, 1), (1, 0), (0, 3), (3, 2), (2, 2)):
         readers = state.reader(retained[one]), state.reader(retained[other])
         times = [as_of_ms(reader.checkpoint) for reader in readers]
-        names = [each.name for reader in readers for each in reader.variables()]
+        names = [variable.name for reader in readers for variable in reader.variables()]
         names = list(dict.fromkeys(names))
         table = Differences(*readers, names).table(*times)
         sides = [

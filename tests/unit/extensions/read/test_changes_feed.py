@@ -1,7 +1,5 @@
 """The change feed: applied to one checkpoint it gives the other, for all kinds of state."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +89,7 @@ def shown(cells: Cells, now_ms: int) -> Any:
     found = {}
     for key, variables in cells.items():
         some = {name: live(cell, now_ms) for name, cell in variables.items()}
-        if any(one is not None for one in some.values()):
+        if any(value is not None for value in some.values()):
             found[key] = comparable(some)
     return found
 
@@ -218,7 +216,7 @@ def test_a_feed_of_one_variable_and_of_some_key_groups() -> None:
     first, *_, last = list(history.expected)[-6:]
     location = LocationState(history.store)
     whole = pa.Table.from_batches(location.feed(first, last))
-    names = [one.name for one in location.variables(last)]
+    names = [variable.name for variable in location.variables(last)]
     for name in names:
         part = pa.Table.from_batches(location.feed(first, last, name))
         sides = [f"before.{name}", f"after.{name}"]
@@ -229,8 +227,8 @@ def test_a_feed_of_one_variable_and_of_some_key_groups() -> None:
             if comparable(one[sides[0]]) != comparable(one[sides[1]])
         }
         assert kept == {
-            (one["checkpoint_id"], one["key.k"]): comparable([one[side] for side in sides])
-            for one in part.to_pylist()
+            (row["checkpoint_id"], row["key.k"]): comparable([row[side] for side in sides])
+            for row in part.to_pylist()
         }
         assert part.column_names[-2:] == sides
     halves = [KeyGroupRange(0, 2), KeyGroupRange(3, GROUPS - 1)]
@@ -264,20 +262,22 @@ def test_a_checkpoint_whose_snapshot_took_the_place_of_its_log_is_found() -> Non
     history = History("hidden", FaultyStore(), retained=9)
     history.run(9)
     hidden = 0
-    for one in list(history.expected)[-9:]:
-        found = find_checkpoint(history.store, one)
-        own = [handle for handle in found.log if handle.checkpoint_id == one]
-        covering = [each for each in found.materialized if each.checkpoint_id == one]
+    for checkpoint_id in list(history.expected)[-9:]:
+        found = find_checkpoint(history.store, checkpoint_id)
+        own = [handle for handle in found.log if handle.checkpoint_id == checkpoint_id]
+        covering = [
+            snapshot for snapshot in found.materialized if snapshot.checkpoint_id == checkpoint_id
+        ]
         assert changes.is_logged(found, KeyGroupRange(0, GROUPS - 1)), "the log has all changes"
         # As an earlier statelog wrote it: without the log that its snapshot covers.
-        old = replace(found, log=tuple(each for each in found.log if each not in own))
+        old = replace(found, log=tuple(handle for handle in found.log if handle not in own))
         for snapshot in covering:
             assert not changes.is_logged(old, snapshot.key_group_range)
             hidden += 1
     assert hidden > 2
 
 
-def test_what_a_feed_cannot_tell_is_an_error() -> None:
+def test_a_feed_without_its_checkpoints_is_an_error() -> None:
     history = History("gone", FaultyStore(), retained=4)
     history.run(7)
     location = LocationState(history.store)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 from tests.support.locations.checkpoints import small_checkpoint, started
-from tests.support.locations.histories import History, key_of, rows_of
+from tests.support.locations.histories import History, key_of, local, rows_of
 
 import statelog as sl
 from statelog.cli.rows import show_rows
@@ -29,9 +29,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """Return a location with all variables, and a key that has a value and a map."""
     for seed in range(100):
         folder = tmp_path_factory.mktemp("state")
-        history = History(f"cli {seed}", open_store(str(folder), storage_options={"fsync": False}))
+        history = History(f"cli {seed}", local(folder))
         history.run(6)
-        names = {one.name for one in history.model.schema.states if not one.dropped}
+        names = {variable.name for variable in history.model.schema.states if not variable.dropped}
         if not names >= {"total", "counts"}:
             continue
         totals = history.model.rows("total", history.last_ms)
@@ -42,35 +42,17 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     raise AssertionError("no seed has such a key")
 
 
-def lines(text: str) -> list[dict]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def key_texts(number: int) -> list[str]:
     return [str(part) for part in key_of(number)]
 
 
-def test_all_variables_are_read_for_programs(call, stored):
-    found = lines(call("read", stored.location, "--json"))
-    model = stored.history.model
-    for name in ("total", "counts", "$timers"):
-        rows = model.rows(name, stored.history.last_ms)
-        mine = [row for row in found if row["variable"] == name]
-        assert sum(map(len, rows.values())) == len(mine)
-        assert set(rows) == {row["key.k"] for row in mine}
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_every_checkpoint_of_a_random_run_is_that_of_the_model(call, tmp_path, seed):
-    history = History(
-        f"command line {seed}",
-        open_store(str(tmp_path), storage_options={"fsync": False}),
-        retained=3,
-    )
+    history = History(f"command line {seed}", local(tmp_path), retained=3)
     history.run(7)
     compared = 0
     for checkpoint_id in list(history.expected)[-3:]:
-        found = lines(call("read", str(tmp_path), "--checkpoint", str(checkpoint_id), "--json"))
+        found = call.lines("read", str(tmp_path), "--checkpoint", str(checkpoint_id))
         model, now_ms = history.expected[checkpoint_id], history.taken_at_ms[checkpoint_id]
         for state in model.schema.states:
             if state.dropped:
@@ -86,11 +68,11 @@ def test_every_checkpoint_of_a_random_run_is_that_of_the_model(call, tmp_path, s
 def test_a_variable_of_an_older_checkpoint_is_read(call, stored):
     older = stored.history.checkpoint_id - 1
     rows = stored.history.expected[older].rows("$timers", None)
-    found = lines(call("read", stored.location, "$timers", "--checkpoint", str(older), "--json"))
+    found = call.lines("read", stored.location, "$timers", "--checkpoint", str(older))
     assert {(key, row[0]) for key, some in rows.items() for row in some} == {
         (row["key.k"], row["fires_at_ms"]) for row in found
     }
-    assert len(lines(call("read", stored.location, "$timers", "--json", "--limit", "2"))) == 2
+    assert len(call.lines("read", stored.location, "$timers", "--limit", "2")) == 2
 
 
 def test_state_is_read_for_people(call, stored):
@@ -114,7 +96,7 @@ def test_text_cannot_control_the_terminal(capsys):
 def test_one_key_is_read(call, stored):
     for name in ("total", "counts"):
         wanted = stored.history.model.rows(name, stored.history.last_ms)[stored.number]
-        found = lines(call("get", stored.location, name, *key_texts(stored.number), "--json"))
+        found = call.lines("get", stored.location, name, *key_texts(stored.number))
         assert [row[1] for row in wanted] == [
             {part.removeprefix("value."): one for part, one in row.items() if "value." in part}
             for row in found
@@ -125,8 +107,8 @@ def test_one_key_is_read(call, stored):
 
 def test_all_variables_of_a_key_are_read(call, stored):
     key, model = key_texts(stored.number), stored.history.model
-    found = lines(call("get", stored.location, *key, "--json"))
-    variables = [each.name for each in model.schema.states if not each.dropped]
+    found = call.lines("get", stored.location, *key)
+    variables = [variable.name for variable in model.schema.states if not variable.dropped]
     rows = {name: model.rows(name, stored.history.last_ms) for name in variables}
     counts = {name: len(rows[name].get(stored.number, ())) for name in variables}
     assert {name: count for name, count in counts.items() if count} == Counter(
@@ -136,10 +118,10 @@ def test_all_variables_of_a_key_are_read(call, stored):
         values = state.get(key=key_of(stored.number))
         assert variables == list(values)
         assert values["total"] == state.get("total", key_of(stored.number))
-    versions = lines(call("get", "--history", stored.location, *key, "--json"))
+    versions = call.lines("get", "--history", stored.location, *key)
     assert set(variables) == {row["variable"] for row in versions}
     of_total = [row for row in versions if row.pop("variable") == "total"]
-    assert of_total == lines(call("get", "--history", stored.location, "total", *key, "--json"))
+    assert of_total == call.lines("get", "--history", stored.location, "total", *key)
 
 
 def test_a_null_in_a_key_is_named(call, stored):
@@ -147,10 +129,10 @@ def test_a_null_in_a_key_is_named(call, stored):
     number = next(each for each in rows if key_of(each)[1] is None)
     for words in (["total"], []):
         key = [*words, str(number), r"\N"]
-        found = lines(call("get", stored.location, *key, "--json"))
+        found = call.lines("get", stored.location, *key)
         assert number in [row["key.k"] for row in found]
         assert {None} == {row["key.name"] for row in found}
-        assert lines(call("get", "--history", stored.location, *key, "--json"))[-1]["state"]
+        assert call.lines("get", "--history", stored.location, *key)[-1]["state"]
     for name in ("null", r"\\N", r"\\\N"):
         assert "no such key" in call("get", stored.location, str(number), name, status=1)
 
@@ -180,10 +162,11 @@ def test_a_history_with_a_gap_says_so(call, stored, tmp_path):
     metadata = place / f"chk-{older}" / "_metadata"
     metadata.write_bytes(metadata.read_bytes()[:-30] + bytes(30))
     key = key_texts(stored.number)
-    whole = lines(call("get", "--history", stored.location, "total", *key, "--json"))
-    text = call("get", "--history", str(place), "total", *key, "--json", status=1)
-    printed = [line for line in text.splitlines() if line.startswith("{")]
-    assert [one for one in whole if one["checkpoint_id"] != older] == lines("\n".join(printed))
+    whole = call.lines("get", "--history", stored.location, "total", *key)
+    words = ("get", "--history", str(place), "total", *key)
+    versions = call.lines(*words, status=1)
+    assert [version for version in whole if version["checkpoint_id"] != older] == versions
+    text = call(*words, status=1)
     assert f"the history has gaps: checkpoint {older} cannot be read" in text
     with sl.open(str(place)) as state, pytest.raises(CheckpointError, match="has gaps") as caught:
         state.history("total", key_of(stored.number))
@@ -191,9 +174,7 @@ def test_a_history_with_a_gap_says_so(call, stored, tmp_path):
 
 
 def test_the_history_of_a_key_is_printed(call, stored):
-    found = lines(
-        call("get", "--history", stored.location, "counts", *key_texts(stored.number), "--json")
-    )
+    found = call.lines("get", "--history", stored.location, "counts", *key_texts(stored.number))
     ids = list(stored.history.expected)[-3:]
     assert ids == [row["checkpoint_id"] for row in found]
     wanted = stored.history.model.rows("counts", stored.history.last_ms)[stored.number]
@@ -205,10 +186,10 @@ def test_the_history_of_a_key_is_printed(call, stored):
 
 
 def test_the_difference_of_several_variables_is_a_table_for_each(call, stored):
-    older, newer = (str(one) for one in list(stored.history.expected)[-2:])
+    older, newer = (str(number) for number in list(stored.history.expected)[-2:])
     text = call("diff", stored.location, older, newer)
     with sl.open(stored.location) as state:
-        names = [each.name for each in state.variables(newer)]
+        names = [variable.name for variable in state.variables(newer)]
         changed = [
             name
             for name in names
@@ -227,8 +208,8 @@ def test_the_difference_of_several_variables_is_a_table_for_each(call, stored):
 
 
 def test_the_difference_of_two_checkpoints_is_printed(call, stored):
-    older, newer = (str(one) for one in list(stored.history.expected)[-2:])
-    found = lines(call("diff", stored.location, older, newer, "--variable", "$timers", "--json"))
+    older, newer = (str(number) for number in list(stored.history.expected)[-2:])
+    found = call.lines("diff", stored.location, older, newer, "--variable", "$timers")
     olds = stored.history.expected[int(older)].rows("$timers", None)
     news = stored.history.expected[int(newer)].rows("$timers", None)
     wanted = {key: (olds.get(key), news.get(key)) for key in {**olds, **news}}

@@ -1,7 +1,5 @@
 """Packed sorting against numpy's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

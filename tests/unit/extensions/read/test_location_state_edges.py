@@ -1,7 +1,5 @@
 """Reading at the edges: beside a writer that cleans up, damage, foreign places, empty state."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.support.locations.checkpoints import small_checkpoint, started
-from tests.support.locations.histories import History, key_of, rows_of
+from tests.support.locations.histories import History, key_of, local, rows_of
 from tests.support.locations.read_state_page import write
 
 import statelog as sl
@@ -32,22 +30,16 @@ from statelog.format.segment import SegmentWriter
 from statelog.store import open_store
 
 VERBS: dict[str, list[str]] = {
-    "checkpoints": [],
-    "read": [],
-    "get": ["$timers", "1", "key 1"],
-    "get --history": ["$timers", "1", "key 1"],
-    "diff": ["1", "2"],
-    "sql": ["select count(*) as n from timers"],
-    "read --to": [],
-    "verify": [],
-    "gc": [],
+    "checkpoints": [], "read": [], "get": ["$timers", "1", "key 1"],
+    "get --history": ["$timers", "1", "key 1"], "diff": ["1", "2"],
+    "sql": ["select count(*) as n from timers"], "read --to": [], "verify": [], "gc": [],
     "verify --repair": [],
-}
+}  # fmt: skip
 
 
 def arguments(verb: str, location: Path | str, tmp_path: Path) -> list[str]:
     name, *options = verb.split()
-    more = [str(tmp_path / "out")] if "--to" in options else VERBS[verb]
+    more = [str(tmp_path / "out")] if "--to" in options else VERBS.get(verb, [])
     return [name, str(location), *options, *more]
 
 
@@ -65,7 +57,7 @@ def ask(verb: str, location: Path | str, tmp_path: Path, capsys: Any) -> tuple[i
 
 def test_reading_never_fails_within_the_retention(tmp_path: Path) -> None:
     """The newest checkpoint is read all the time, while the query keeps ten and deletes older ones."""
-    store = open_store(str(tmp_path / "state"), storage_options={"fsync": False})
+    store = local(tmp_path / "state")
     history = History("within", store, retained=10)
     history.run(3)
     stop, failures, reads = threading.Event(), [], []
@@ -186,11 +178,11 @@ def sparks_directory(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*VERBS, "info", "report"])
 @pytest.mark.parametrize(
     "make", [no_directory, empty_directory, foreign_directory, sparks_directory]
 )
-def test_what_is_no_location_is_a_wrong_call(
+def test_a_place_that_is_not_a_location_is_a_wrong_call(
     verb: str, make: Callable[[Path], Path], tmp_path: Path, capsys: Any
 ) -> None:
     place = make(tmp_path)
@@ -236,9 +228,7 @@ def test_state_of_another_engine_is_refused(tmp_path: Path) -> None:
 # --- damage, and newer files ----------------------------------------------------------------------
 
 
-def test_damage_names_object_position_and_the_newest_sound_checkpoint(
-    tmp_path: Path, capsys: Any
-) -> None:
+def test_damage_names_object_position_and_sound_checkpoint(tmp_path: Path, capsys: Any) -> None:
     write(tmp_path / "state", 6)
     newest = tmp_path / "state" / "chk-6" / "_metadata"
     kept = newest.read_bytes()
@@ -281,15 +271,12 @@ def test_damage_names_object_position_and_the_newest_sound_checkpoint(
 
 def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys: Any) -> None:
     write(tmp_path / "state", 3)
-    store = open_store(str(tmp_path / "state"), storage_options={"fsync": False})
+    store = local(tmp_path / "state")
     body = bytearray(encode_record(read_checkpoint(store, 3).checkpoint))
     body[0:2] = (99).to_bytes(2, "big")
     newer = b"".join(map(bytes, SegmentWriter().finish({b"CKPT": bytes(body)})))
     (tmp_path / "state" / "chk-3" / "_metadata").write_bytes(newer)
-    for use in (
-        lambda state: state.table("total"),
-        lambda state: state.follow(interval_s=None),
-    ):
+    for use in (lambda state: state.table("total"), lambda state: state.follow(interval_s=None)):
         with sl.open(tmp_path / "state") as state, pytest.raises(IncompatibleFormatError) as caught:
             use(state)
         assert "Nothing is damaged: upgrade statelog" in str(caught.value)
@@ -306,14 +293,12 @@ def test_files_of_a_newer_version_are_not_called_damaged(tmp_path: Path, capsys:
 def test_empty_state_is_empty_everywhere(tmp_path: Path, capsys: Any) -> None:
     from tests.support.locations.histories import Calm
 
-    history = Calm(
-        "empty", open_store(str(tmp_path / "sta te ☃"), storage_options={"fsync": False})
-    )
+    history = Calm("empty", local(tmp_path / "sta te ☃"))
     history.change = lambda codec, state, part: {}  # type: ignore[method-assign]
     history.micro_batch()
     history.micro_batch()
     with sl.open(tmp_path / "sta te ☃") as state:
-        names = [one.name for one in state.variables()]
+        names = [variable.name for variable in state.variables()]
         for name in names:
             table = state.table(name)
             assert table.num_rows == 0

@@ -28,7 +28,7 @@ def test_state_and_differences_are_the_same_with_small_arrays(seed: int) -> None
     state = LocationState(history.store)
     retained = list(history.expected)[-4:]
     readers = [state.reader(retained[at]) for at in (0, -1)]
-    names = [each.name for each in readers[1].variables()]
+    names = [variable.name for variable in readers[1].variables()]
     times = [as_of_ms(reader.checkpoint) for reader in readers]
     whole = [reader.table(name) for reader in readers[1:] for name in names]
     compared = Differences(readers[0], readers[1], names).table(*times)

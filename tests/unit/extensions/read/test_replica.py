@@ -1,7 +1,5 @@
 """A live replica against the model of random histories, under faults, clean-ups and rewinds."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -22,6 +20,7 @@ from tests.support.locations.histories import (
     group_of,
     key_of,
     live_names,
+    local,
     rows_of,
 )
 
@@ -41,8 +40,7 @@ from statelog.extensions.read import replica as replica_module
 from statelog.extensions.read.location_state import LocationState
 from statelog.extensions.read.replica import Replica
 from statelog.model import KeyGroupRange
-from statelog.state.kinds import StateKind
-from statelog.store import PATHS, open_store
+from statelog.store import PATHS
 from statelog.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.campaign
@@ -63,15 +61,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def check(
-    replica: Replica,
-    history: History,
-    groups: KeyGroupRange | None = None,
+    replica: Replica, history: History, groups: KeyGroupRange | None = None,
     now_ms: int | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Compare all that the replica holds with the model of its checkpoint; return how much it is."""
     model = history.expected[replica.checkpoint]
     now_ms = now_ms or history.taken_at_ms[replica.checkpoint]
-    assert live_names(model) == [one.name for one in replica.variables()]
+    assert live_names(model) == [variable.name for variable in replica.variables()]
     found = 0
     numbers = [each for each in range(KEYS) if groups is None or group_of(each) in groups]
     versions = replica.get_all(
@@ -140,9 +136,9 @@ def test_a_replica_holds_the_model_of_each_checkpoint(seed: int) -> None:
         for _ in range(rng.choice([1, 1, 1, 2, 5])):
             if rng.random() < 0.2:
                 retained = [
-                    one.checkpoint_id
-                    for one in LocationState(history.store).checkpoints()
-                    if one.is_retained
+                    checkpoint.checkpoint_id
+                    for checkpoint in LocationState(history.store).checkpoints()
+                    if checkpoint.is_retained
                 ]
                 history.rewind(rng.choice(retained))
             history.run(1)
@@ -153,7 +149,7 @@ def test_a_replica_holds_the_model_of_each_checkpoint(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_failed_refresh_leaves_what_was_held(seed: int) -> None:
+def test_a_failed_refresh_leaves_the_checkpoint_before(seed: int) -> None:
     rng = random.Random(seed)
     history = History(f"faults {seed}", FaultyStore(), retained=3)
     history.run(2)
@@ -197,7 +193,7 @@ def test_what_expires_while_the_query_is_idle_is_left_out(clock: list[int]) -> N
     assert expired > 10
 
 
-def test_only_some_key_groups_are_held() -> None:
+def test_a_replica_of_some_key_groups_reads_only_those() -> None:
     history = History("some groups", FaultyStore())
     history.run(3)
     groups = KeyGroupRange(2, 3)
@@ -237,7 +233,7 @@ def test_a_micro_batch_costs_its_own_changes() -> None:
     assert store.gets == [], "without a newer checkpoint nothing is read"
 
 
-def test_unchanged_key_groups_are_not_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_unchanged_key_groups_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_state, "BLOCK", 1)
     monkeypatch.setattr(held_state, "blocks", lambda part: [KeyGroupRange(kg, kg) for kg in part])
     history = Calm("blocks", FaultyStore())
@@ -278,7 +274,7 @@ def test_a_log_that_was_truncated_is_replaced_by_the_snapshot() -> None:
     assert repr(replica) == f"<replica of {history.store.url}, closed>"
 
 
-def test_damage_is_told_until_a_refresh_succeeds() -> None:
+def test_damage_is_reported_until_a_refresh_succeeds() -> None:
     history = Calm("damage", FaultyStore())
     history.micro_batch()
     replica = LocationState(history.store).follow(interval_s=None)
@@ -297,7 +293,7 @@ def test_damage_is_told_until_a_refresh_succeeds() -> None:
     check(replica, history)
 
 
-def test_state_half_brought_forward_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partly_replayed_state_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     history = Calm("half", FaultyStore())
     history.micro_batch()
     replica = LocationState(history.store).follow(interval_s=None)
@@ -323,10 +319,10 @@ def test_state_half_brought_forward_is_never_read(monkeypatch: pytest.MonkeyPatc
     check(replica, history)
 
 
-def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
+def test_a_deleted_location_is_named_and_can_be_made_again(tmp_path: Path) -> None:
     import shutil
 
-    history = Calm("deleted", open_store(str(tmp_path / "state"), storage_options={"fsync": False}))
+    history = Calm("deleted", local(tmp_path / "state"))
     history.micro_batch()
     replica = sl.open(tmp_path / "state").follow(interval_s=None)
     shutil.rmtree(tmp_path / "state")
@@ -337,7 +333,7 @@ def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no longer has"):
         replica.wait_for(99, timeout_s=5)
     check(replica, history)  # what was held can be read
-    again = Calm("another", open_store(str(tmp_path / "state"), storage_options={"fsync": False}))
+    again = Calm("another", local(tmp_path / "state"))
     again.micro_batch()
     again.micro_batch()
     replica.refresh()
@@ -345,7 +341,7 @@ def test_a_deleted_location_is_named_and_may_come_back(tmp_path: Path) -> None:
 
 
 def test_a_location_without_a_checkpoint_cannot_be_followed(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path), storage_options={"fsync": False})
+    store = local(tmp_path)
     store.put("dstl/x", b"{}")
     with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
         sl.open(tmp_path).follow()
@@ -363,7 +359,7 @@ def followed() -> Iterator[tuple[Calm, Replica]]:
         yield history, replica
 
 
-def test_the_thread_comes_to_each_checkpoint(followed: tuple[Calm, Replica]) -> None:
+def test_the_thread_reaches_each_checkpoint(followed: tuple[Calm, Replica]) -> None:
     history, replica = followed
     for _ in range(5):
         history.micro_batch()
@@ -415,7 +411,7 @@ def test_close_is_idempotent_and_ends_waits(followed: tuple[Calm, Replica]) -> N
     replica.close()
     waiting.join(60)
     assert [ClosedError] == [type(one) for one in ends]
-    assert "statelog-replica" not in {one.name for one in threading.enumerate()}
+    assert "statelog-replica" not in {thread.name for thread in threading.enumerate()}
     for use in (
         replica.refresh,
         replica.variables,
@@ -525,15 +521,3 @@ def test_wrong_sql_says_what_there_is() -> None:
             with pytest.raises(UsageError) as caught:
                 run(statement)
             assert said in str(caught.value)
-
-
-def test_sql_of_a_location_is_that_of_any_checkpoint() -> None:
-    history = with_all_variables("sql of checkpoints")
-    with LocationState(history.store) as state:
-        for checkpoint_id in list(history.expected)[-3:]:
-            model = history.expected[checkpoint_id]
-            count = sum(map(len, model.rows("$timers", None).values()))
-            found = state.sql("select count(*) n from timers", checkpoint=checkpoint_id)
-            assert found.to_pylist() == [{"n": count}]
-    kinds = {one.name: one.kind for one in history.model.schema.states}
-    assert kinds["total"] is StateKind.VALUE

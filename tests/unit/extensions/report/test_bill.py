@@ -7,10 +7,7 @@ from statelog.extensions.report.bill import PRICES, bill_of
 
 def test_a_micro_batch_a_minute() -> None:
     bill = bill_of(
-        puts_per_batch=2.0,
-        seconds_per_batch=60.0,
-        stored_bytes=50_000_000_000,
-        prices=PRICES["s3"],
+        puts_per_batch=2.0, seconds_per_batch=60.0, stored_bytes=50_000_000_000, prices=PRICES["s3"]
     )
     assert 43_200 == bill.batches_per_month
     # 86,400 puts and 43,200 listings at 0.005 for each 1,000, and no get; 50 GB at 0.023.

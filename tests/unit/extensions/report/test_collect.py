@@ -51,7 +51,7 @@ def size_of(folder: Path, pattern: str) -> int:
 
 def test_each_stored_checkpoint_has_its_figures(figures: Figures) -> None:
     # 1 and 2 are not retained: their metadata is deleted, their files are needed by the log.
-    assert [3, 4] == [one.checkpoint_id for one in figures.checkpoints]
+    assert [3, 4] == [checkpoint.checkpoint_id for checkpoint in figures.checkpoints]
     two, three = figures.checkpoints
     batch, later = figures.batches
     assert ("retained", 2, 2) == (two.state, two.batch_id, batch.tasks)
@@ -83,7 +83,7 @@ def test_older_checkpoints_are_known_by_their_changes(figures: Figures) -> None:
 
 
 def test_objects_are_counted_by_folder(folder: Path, figures: Figures) -> None:
-    found = {one.kind: (one.objects, one.size_bytes) for one in figures.stored}
+    found = {kind.kind: (kind.objects, kind.size_bytes) for kind in figures.stored}
     assert {
         "commits": (3, size_of(folder, "chk-*/*")),
         "log": (4, size_of(folder, "dstl/*")),
@@ -91,12 +91,10 @@ def test_objects_are_counted_by_folder(folder: Path, figures: Figures) -> None:
     } == found
 
 
-def test_a_restart_reads_each_object_once_and_each_task_its_own(
-    folder: Path, figures: Figures
-) -> None:
+def test_a_restart_counts_the_objects_of_each_task(folder: Path, figures: Figures) -> None:
     restart = figures.restart
     assert restart is not None
-    parts = {one.kind: (one.objects, one.size_bytes) for one in restart.parts}
+    parts = {part.kind: (part.objects, part.size_bytes) for part in restart.parts}
     assert {
         "snapshots": (1, len(SNAPSHOT)),
         "log": (4, size_of(folder, "dstl/*")),
@@ -166,7 +164,7 @@ def test_the_bill_has_the_puts_of_the_micro_batches(figures: Figures) -> None:
     bill = figures.bill
     assert bill is not None
     assert (3 + 2) / 2 == bill.puts_per_batch
-    assert sum(one.size_bytes for one in figures.stored) == bill.stored_bytes
+    assert sum(kind.size_bytes for kind in figures.stored) == bill.stored_bytes
     assert bill.seconds_per_batch is not None and bill.seconds_per_batch > 0
 
 
@@ -174,7 +172,7 @@ def test_the_figures_are_json(figures: Figures) -> None:
     text = msgspec.json.encode(figures.to_json())
     found = json.loads(text)
     assert 4 == found["newest_id"]
-    assert [3, 4] == [one["checkpoint_id"] for one in found["checkpoints"]]
+    assert [3, 4] == [item["checkpoint_id"] for item in found["checkpoints"]]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -188,7 +186,7 @@ def test_keys_and_changes_of_each_key_group_are_those_of_the_model(seed: int) ->
     model = history.expected[history.checkpoint_id]
     keys = {
         key
-        for name in (one.name for one in model.schema.states)
+        for name in (variable.name for variable in model.schema.states)
         for key, rows in model.rows(name, None).items()
         if rows and (name == TIMERS_NAME or name not in model.schema.deleted)
     }
@@ -198,14 +196,14 @@ def test_keys_and_changes_of_each_key_group_are_those_of_the_model(seed: int) ->
         assert counted.keys[group] <= expected[group]
     live = [
         group_of(key)
-        for name in (one.name for one in model.schema.states)
+        for name in (variable.name for variable in model.schema.states)
         for key, rows in model.rows(name, history.last_ms - 60_001).items()
         if rows
     ]
     assert set(live) <= {group for group in range(GROUPS) if counted.keys[group]}
     newest = history.coordinator.latest
     assert newest is not None
-    assert sum(counted.change_bytes) <= sum(one.size_bytes for one in newest.log)
+    assert sum(counted.change_bytes) <= sum(handle.size_bytes for handle in newest.log)
     assert bool(newest.log) == any(counted.change_bytes)
 
 
@@ -224,7 +222,7 @@ def test_damage_is_a_finding_and_no_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     figures = collect(store, str(tmp_path), ReportPlan(with_keys=False))
     assert figures.is_damaged
-    assert ["damaged", "retained"] == [one.state for one in figures.checkpoints]
+    assert ["damaged", "retained"] == [checkpoint.state for checkpoint in figures.checkpoints]
     assert "damage" == figures.findings[0].level
     assert 4 == figures.newest_id
 
@@ -235,7 +233,7 @@ def test_a_missing_log_file_is_a_finding_and_no_error(tmp_path: Path) -> None:
     figures = collect(store, str(tmp_path), ReportPlan(with_keys=False))
     assert "missing" in figures.skew_problem
     assert () == figures.skew
-    assert any("not counted" in one.text for one in figures.findings)
+    assert any("not counted" in finding.text for finding in figures.findings)
 
 
 def test_a_claimed_location_without_checkpoint_has_no_figures(tmp_path: Path) -> None:
@@ -248,7 +246,7 @@ def test_a_claimed_location_without_checkpoint_has_no_figures(tmp_path: Path) ->
         figures.bill,
         figures.checkpoints,
     )
-    assert ["commits"] == [one.kind for one in figures.stored]
+    assert ["commits"] == [kind.kind for kind in figures.stored]
 
 
 def test_checkpoints_that_no_query_made_have_sizes_only(tmp_path: Path) -> None:

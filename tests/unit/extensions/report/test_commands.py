@@ -1,6 +1,5 @@
 """`statelog report`: the file that it writes, the figures that it prints."""
 
-import json
 from pathlib import Path
 
 from tests.support.locations.costly_history import small_job
@@ -20,9 +19,7 @@ def test_a_page_is_written(call, tmp_path: Path) -> None:
 def test_figures_are_printed_as_json_and_no_page_is_written(call, tmp_path: Path) -> None:
     small_job(tmp_path / "job")
     output = tmp_path / "out.html"
-    found = json.loads(
-        call("report", str(tmp_path / "job"), "--json", "-o", str(output), "--latency", "7")
-    )
+    found = call.lines("report", str(tmp_path / "job"), "-o", str(output), "--latency", "7")[0]
     assert not output.exists()
     assert (4, 7.0) == (found["newest_id"], found["restart"]["speeds"]["latency_ms"])
     assert "s3" == found["bill"]["prices"]["name"]
@@ -30,9 +27,9 @@ def test_figures_are_printed_as_json_and_no_page_is_written(call, tmp_path: Path
 
 def test_prices_are_chosen_and_changed(call, tmp_path: Path) -> None:
     small_job(tmp_path / "job")
-    found = json.loads(
-        call("report", str(tmp_path / "job"), "--json", "--prices", "gcs", "--put-price", "2")
-    )["bill"]["prices"]
+    found = call.lines("report", str(tmp_path / "job"), "--prices", "gcs", "--put-price", "2")[0][
+        "bill"
+    ]["prices"]
     assert ("gcs", 2.0, 0.02) == (found["name"], found["puts_per_1000"], found["gb_month"])
     said = call("report", str(tmp_path / "job"), "--prices", "other", status=2)
     assert "--prices must be one of s3, s3-express, gcs, azure" in said
@@ -46,12 +43,6 @@ def test_damage_is_a_finding_and_the_page_is_written(call, tmp_path: Path) -> No
     said = call("report", str(tmp_path / "job"), "-o", str(output), status=1)
     assert "damage Checkpoint 3 is damaged" in said
     assert "Checkpoint 3 is damaged" in output.read_text(encoding="utf-8")
-
-
-def test_what_is_no_location_is_a_wrong_call(call, tmp_path: Path) -> None:
-    assert "no such directory" in call("report", str(tmp_path / "none"), status=2)
-    (tmp_path / "empty").mkdir()
-    assert "is not a state location" in call("report", str(tmp_path / "empty"), status=2)
 
 
 def test_a_folder_that_cannot_be_written_is_a_wrong_call(call, tmp_path: Path) -> None:

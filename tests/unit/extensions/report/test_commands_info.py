@@ -1,6 +1,5 @@
 """`statelog info`: what it says of a location, and the completion of the shell."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.locations.checkpoints import coordinator
 from tests.support.locations.costly_history import small_job
-from tests.support.locations.histories import NAMES, History
+from tests.support.locations.histories import NAMES, History, local
 
 from statelog.checkpoint.retained import Tag, TagKind
 from statelog.checkpoint.tags import put_tag
@@ -17,7 +16,7 @@ from statelog.cli import main as cli
 from statelog.store import open_store
 
 
-def test_what_it_is_how_large_and_what_next(call, tmp_path: Path) -> None:
+def test_info_shows_kind_size_and_next_commands(call, tmp_path: Path) -> None:
     job = tmp_path / "a job"
     small_job(job)
     said = call("info", str(job))
@@ -32,17 +31,17 @@ def test_json_has_the_same_facts(call, tmp_path: Path) -> None:
     small_job(tmp_path / "job")
     store = open_store(str(tmp_path / "job"))
     put_tag(store, Tag(kind=TagKind.TAG, name="kept", checkpoint_id=4), clock_ms=lambda: 0)
-    found = json.loads(call("info", str(tmp_path / "job"), "--json"))
+    found = call.lines("info", str(tmp_path / "job"))[0]
     assert ("the state of a query", 4) == (found["kind"], found["newest"])
     assert ["tag kept: checkpoint 4"] == found["pins"]
     assert "" == found["claimed"]
-    assert "attention" in {each["level"] for each in found["findings"]}
+    assert "attention" in {finding["level"] for finding in found["findings"]}
 
 
 def test_operators_and_variables_are_named(call, tmp_path: Path) -> None:
-    history = History("info", open_store(str(tmp_path), storage_options={"fsync": False}))
+    history = History("info", local(tmp_path))
     history.run(3)
-    (operator,) = json.loads(call("info", str(tmp_path), "--json"))["operators"]
+    (operator,) = call.lines("info", str(tmp_path))[0]["operators"]
     assert set(NAMES) <= {each["name"] for each in operator["variables"]}
     assert {"value", "list", "map"} <= {each["kind"] for each in operator["variables"]}
     said = call("info", str(tmp_path))
@@ -71,13 +70,8 @@ def test_damage_is_a_finding(call, tmp_path: Path) -> None:
     assert "Checkpoint 4 is damaged" in said and " --repair" in said
 
 
-def test_what_is_no_location_is_a_wrong_call(call, tmp_path: Path) -> None:
-    assert "is not a state location" in call("info", str(tmp_path), status=2)
-
-
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [("statelog che", "checkpoints"), ("statelog info --js", "--json")],
+    ("words", "expected"), [("statelog che", "checkpoints"), ("statelog info --js", "--json")]
 )
 def test_the_shell_completes_verbs_and_options(words: str, expected: str) -> None:
     variables = {
@@ -92,9 +86,7 @@ def test_the_shell_completes_verbs_and_options(words: str, expected: str) -> Non
     assert expected in done.stdout.split(), done.stderr
 
 
-def test_without_words_the_commands_of_the_first_day_are_shown(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_words_the_first_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == cli.run([])
     shown = capsys.readouterr().out
     commands = [line.split()[1] for line in shown.splitlines() if line.startswith("statelog ")]

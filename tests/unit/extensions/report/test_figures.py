@@ -17,51 +17,35 @@ MIB = 1024 * 1024
 
 def checkpoint(number: int, **values: object) -> CheckpointFigures:
     facts: dict[str, object] = {
-        "checkpoint_id": number,
-        "state": "retained",
-        "epoch": 1,
-        "created_at_ms": 1000 * number,
-        "log_bytes": MIB,
-        "full_snapshot_bytes": MIB,
+        "checkpoint_id": number, "state": "retained", "epoch": 1, "created_at_ms": 1000 * number,
+        "log_bytes": MIB, "full_snapshot_bytes": MIB,
         "figures": BatchFigures(milliseconds={"plan": 100, "run": 900, "deliver": 300}),
-        "task_retries": 0,
-        "put_retries": 0,
-    }
+        "task_retries": 0, "put_retries": 0,
+    }  # fmt: skip
     return CheckpointFigures(**(facts | values))  # type: ignore[arg-type]
 
 
 SOUND = Figures(
-    location="/job",
-    made_at_ms=0,
-    version="1",
-    newest_id=2,
+    location="/job", made_at_ms=0, version="1", newest_id=2,
     checkpoints=(checkpoint(1), checkpoint(2)),
     skew=(KeyGroups(operator="op", keys=(5, 5, 6, 5), change_bytes=(9, 9, 9, 9)),),
     stored=(StoredObjects(kind="log", objects=3, size_bytes=9),),
-)
+)  # fmt: skip
 
 
 def restart(seconds: float) -> Restart:
     return Restart(
-        checkpoint_id=2,
-        tasks=1,
-        parts=(),
-        change_sets=9,
-        driver_requests=1,
-        task_requests=1,
-        slowest_requests=1,
-        slowest_bytes=9,
-        speeds=Speeds(),
-        seconds=seconds,
-    )
+        checkpoint_id=2, tasks=1, parts=(), change_sets=9, driver_requests=1, task_requests=1,
+        slowest_requests=1, slowest_bytes=9, speeds=Speeds(), seconds=seconds,
+    )  # fmt: skip
 
 
 def found(**values: object) -> list[tuple[str, str]]:
     figures = replace(SOUND, **values)  # type: ignore[arg-type]
-    return [(one.level, one.text) for one in findings_of(figures)]
+    return [(finding.level, finding.text) for finding in findings_of(figures)]
 
 
-def test_nothing_stands_out_of_a_sound_job() -> None:
+def test_a_sound_job_has_no_findings() -> None:
     assert [] == found()
 
 
@@ -75,7 +59,7 @@ def test_damage_is_the_first() -> None:
     assert "2 runs" in levels[2][1]
 
 
-def test_a_newer_format_is_no_damage() -> None:
+def test_a_newer_format_is_not_called_damage() -> None:
     newer = checkpoint(1, state="incompatible", problem="upgrade statelog", epoch=None)
     assert [("attention", "upgrade statelog")] == found(checkpoints=(newer, checkpoint(2)))
 

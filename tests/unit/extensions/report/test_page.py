@@ -4,19 +4,16 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.locations.costly_history import NASTY, CostlyHistory
-from tests.support.stores.dict_store import DictStore
+from tests.support.locations.costly_history import NASTY, named
 from tests.unit.extensions.report.support import EMPTY, NAMES, contrast, linear
 
-from statelog.extensions.report import PRICES, Figures, ReportPlan, collect, page
-from statelog.extensions.report.figures import Finding
+from statelog.extensions.report import PRICES, Figures, page
 from statelog.extensions.report.page import json_text
 
 
@@ -44,13 +41,6 @@ def block_of(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def figures() -> Figures:
-    store = DictStore()
-    CostlyHistory(5, store, retained=9).run(12)
-    return collect(store, "dict://job", ReportPlan())
-
-
-@pytest.fixture(scope="module")
 def found(figures: Figures) -> Reader:
     return Reader(page(figures))
 
@@ -58,7 +48,7 @@ def found(figures: Figures) -> Reader:
 def test_every_section_is_there_and_linked(found: Reader) -> None:
     sections = found.ids("section")
     assert [
-        *("overview", "state", "batches", "key-groups", "restart", "bill", "checkpoints"),
+        *("overview", "state", "batches", "key-groups", "restart", "bill", "checkpoints")
     ] == sections
     links = [facts["href"] for name, facts in found.tags if name == "a"]
     assert [f"#{one}" for one in ["main", *sections]] == links
@@ -133,19 +123,7 @@ def test_the_page_has_the_figures_and_the_price_lists(figures: Figures) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_data_wherever_it_is(figures: Figures, found: Reader, name: str) -> None:
-    damaged = replace(figures.checkpoints[0], state="damaged", problem=name, created_at_ms=None)
-    text = page(
-        replace(
-            figures,
-            location=name,
-            query_id=name,
-            operators=(name,),
-            delivery=name,
-            skew=tuple(replace(one, operator=name) for one in figures.skew),
-            checkpoints=(damaged, *figures.checkpoints[1:]),
-            findings=(Finding("damage", name),),
-        )
-    )
+    text = page(named(figures, name))
     text.encode("utf-8")
     assert found.tags == Reader(text).tags
     facts = json.loads(block_of(text))

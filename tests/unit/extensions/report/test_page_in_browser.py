@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.locations.costly_history import NASTY, CostlyHistory
-from tests.support.stores.dict_store import DictStore
+from tests.support.locations.costly_history import NASTY, named
 from tests.unit.extensions.report.support import EMPTY, NAMES, contrast
 
-from statelog.extensions.report import Figures, ReportPlan, collect, page, texts
-from statelog.extensions.report.figures import CheckpointFigures, Finding
+from statelog.extensions.report import Figures, page, texts
+from statelog.extensions.report.figures import CheckpointFigures
 from statelog.extensions.report.skew import KeyGroups
 from statelog.metrics.table import BatchFigures
 
@@ -32,16 +31,10 @@ BROWSER = next(
 )
 DRIVER = shutil.which("chromedriver") or ""
 SWITCHES = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic",
+    "--no-first-run", "--disable-background-networking", "--disable-component-update",
     "--disable-sync",
-)
+)  # fmt: skip
 pytestmark = [
     pytest.mark.campaign,
     pytest.mark.skipif(
@@ -50,13 +43,6 @@ pytestmark = [
     ),
     pytest.mark.xdist_group("browser"),
 ]
-
-
-@pytest.fixture(scope="module")
-def figures() -> Figures:
-    store = DictStore()
-    CostlyHistory(5, store, retained=9).run(12)
-    return collect(store, "dict://job", ReportPlan())
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +133,7 @@ COLOURS = """
 """
 
 
-def test_the_console_has_no_word_and_the_network_no_request(browser: Browser) -> None:
+def test_the_page_logs_nothing_and_requests_nothing(browser: Browser) -> None:
     browser.run("window.scrollTo(0, document.body.scrollHeight)")
     assert [] == browser.driver.get_log("browser")
     assert [browser.url] == [one for one in browser.requests() if not one.startswith("data:")]
@@ -278,7 +264,7 @@ def test_every_control_and_picture_has_a_name(browser: Browser) -> None:
     )
 
 
-def test_what_is_touched_is_large_enough(browser: Browser) -> None:
+def test_controls_are_large_enough_to_touch(browser: Browser) -> None:
     browser.open(360)
     small = browser.run(
         """
@@ -344,26 +330,13 @@ def test_print_shows_the_charts_without_controls(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("name", [NASTY.replace("alert(1)", "document.title=1"), *NAMES])
-def test_names_of_a_location_are_text(
-    driver: Any, figures: Figures, tmp_path: Path, name: str
-) -> None:
-    damaged = replace(figures.checkpoints[0], state="damaged", problem=name, created_at_ms=None)
-    named = replace(
-        figures,
-        location=name,
-        operators=(name,),
-        delivery=name,
-        query_id=name,
-        skew=tuple(replace(one, operator=name) for one in figures.skew),
-        checkpoints=(damaged, *figures.checkpoints[1:]),
-        findings=(Finding("damage", name),),
-    )
+def test_names_are_shown_as_text(driver: Any, figures: Figures, tmp_path: Path, name: str) -> None:
     kinds = (
         "return [...new Set([...document.querySelectorAll('*')].map((one) => one.tagName))].sort()"
     )
     (tmp_path / "plain").mkdir()
     expected = {*Browser(driver, tmp_path / "plain", page(figures)).run(kinds), "STRONG"}
-    browser = Browser(driver, tmp_path, page(named))
+    browser = Browser(driver, tmp_path, page(named(figures, name)))
     assert [] == browser.driver.get_log("browser")
     assert set(browser.run(kinds)) <= expected
     shown = "\ufffd" if name == "\ud800" else name
@@ -511,9 +484,7 @@ def test_each_chart_has_a_summary_and_a_table(browser: Browser) -> None:
     assert all(words > 40 and rows > 3 for words, rows in charts)
 
 
-def test_many_checkpoints_and_key_groups_are_bounded(
-    driver: Any, figures: Figures, tmp_path: Path
-) -> None:
+def test_many_checkpoints_are_bounded(driver: Any, figures: Figures, tmp_path: Path) -> None:
     many = tuple(replace(figures.checkpoints[0], checkpoint_id=number) for number in range(5000))
     skew = (KeyGroups(operator="op", keys=tuple(range(32768)), change_bytes=(1,) * 32768),)
     text = page(replace(figures, checkpoints=many, newest_id=4999, skew=skew))
@@ -526,9 +497,7 @@ def test_many_checkpoints_and_key_groups_are_bounded(
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_location_without_state_has_a_page_too(
-    driver: Any, tmp_path: Path, is_damaged: bool
-) -> None:
+def test_a_page_without_state_is_drawn(driver: Any, tmp_path: Path, is_damaged: bool) -> None:
     damaged = checkpoint(1, state="damaged", problem="cut", created_at_ms=None, epoch=None)
     text = page(replace(EMPTY, checkpoints=(damaged,)) if is_damaged else EMPTY)
     browser = Browser(driver, tmp_path, text)
@@ -538,7 +507,7 @@ def test_a_location_without_state_has_a_page_too(
     assert words in browser.texts("#overview .card")[0]
 
 
-def test_key_groups_that_were_not_counted_have_the_reason(
+def test_uncounted_key_groups_have_the_reason(
     driver: Any, figures: Figures, tmp_path: Path
 ) -> None:
     text = page(replace(figures, skew=(), skew_problem=NASTY))

@@ -30,9 +30,7 @@ class TestKafkaWithMetadata(SinkContract):
     def killed_before_commit(self, sink: ExactlyOnceSink) -> Any:
         return killed_in(kafka)
 
-    def test_the_offset_has_timeline_and_batch_and_its_metadata_the_record(
-        self, sink: KafkaSink
-    ) -> None:
+    def test_offset_and_metadata_have_the_record(self, sink: KafkaSink) -> None:
         self.write(sink, batch(3, timeline=2, plan="aa"))
         (place,) = self.broker.offsets.values()
         assert (2 * 2**32 + 3, batch(3, timeline=2, plan="aa").record) == place

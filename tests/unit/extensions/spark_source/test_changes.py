@@ -1,7 +1,5 @@
 """The stream of changes, called as each version of Spark calls it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support.locations.histories import GROUPS, History
+from tests.support.locations.histories import GROUPS, History, local
 
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.restore import find_checkpoint
@@ -28,9 +26,7 @@ BOUND = 8
 
 
 def a_history(folder: Path, batches: int, retained: int = 9) -> History:
-    history = History(
-        "stream", open_store(str(folder), storage_options={"fsync": False}), retained=retained
-    )
+    history = History("stream", local(folder), retained=retained)
     history.rng.random = lambda: 0.9  # type: ignore[method-assign]  # the schema stays as it is
     history.run(batches)
     return history
@@ -65,7 +61,7 @@ def limit(most: int | None) -> Any:
 
 def names(folder: Path) -> list[tuple[str, int]]:
     store = open_store(str(folder))
-    return [(one.name, one.checkpoint_id) for one in list_tags(store)]
+    return [(tag.name, tag.checkpoint_id) for tag in list_tags(store)]
 
 
 def test_offsets_follow_the_limit_that_spark_gives(tmp_path: Path) -> None:

@@ -8,18 +8,14 @@ from statelog.model import KeyGroupRange
 
 
 def test_the_names_are_taken_in_any_case() -> None:
+    assert 3 == SourceOptions.parse({"path": "/state", "batchId": "3"}).batchId
     found = SourceOptions.parse(
         {
-            "PATH": "/state",
-            "VARIABLE": "total",
-            "CHECKPOINT": "7",
-            "Operator": "op",
-            "keygroups": " 0 - 15 ",
-            "partitions": "3",
-            "filterpushdown": "TRUE",
-            "storageoptions.region": "eu",
-        }
-    )
+            "PATH": "/state", "VARIABLE": "total", "CHECKPOINT": "7", "Operator": "op",
+            "keygroups": " 0 - 15 ", "partitions": "3", "filterpushdown": "TRUE",
+            "storageoptions.region": "eu", "flattenCollectionTypes": "false",
+        },
+    )  # fmt: skip
     assert found == SourceOptions(
         path="/state",
         variable="total",
@@ -28,30 +24,12 @@ def test_the_names_are_taken_in_any_case() -> None:
         keyGroups=KeyGroupRange(0, 15),
         partitions=3,
         filterPushdown=True,
+        flattenCollectionTypes=False,
         store={"region": "eu"},
     )
 
 
-def test_an_option_has_the_name_of_the_rest_of_statelog() -> None:
-    found = SourceOptions.parse(
-        {
-            "path": "/state",
-            "variable": "total",
-            "checkpoint": "7",
-            "operator": "op",
-            "flattenCollectionTypes": "false",
-        }
-    )
-    assert ("total", "7", "op", False) == (
-        found.variable,
-        found.checkpoint,
-        found.operator,
-        found.flattenCollectionTypes,
-    )
-    assert 3 == SourceOptions.parse({"path": "/state", "batchId": "3"}).batchId
-
-
-def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
+def test_the_default_is_the_newest_state_of_all_key_groups() -> None:
     found = SourceOptions.parse({"path": "/state"})
     assert found == SourceOptions.parse(
         {"path": "/state", "view": "State", "checkpoint": "Latest", "filterPushdown": "false"}
@@ -63,61 +41,38 @@ def test_what_is_left_out_is_the_newest_state_of_all_key_groups() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"path": "/s", "stat": "x", "a": "y"},
-            "unknown option 'stat'; there are path, view, variable",
-        ),
-        (
-            {"path": "/s", "variable": "x", "VARIABLE": "y"},
-            "variable is set a second time",
-        ),
+        ({"path": "/s", "stat": "x", "a": "y"},
+         "unknown option 'stat'; there are path, view, variable"),
+        ({"path": "/s", "variable": "x", "VARIABLE": "y"}, "variable is set a second time"),
         ({"path": "/s", "batchId": "1.5"}, "batchId must be a whole number, not '1.5'"),
-        (
-            {"path": "/s", "batchId": "1", "checkpoint": "2"},
-            "batchId and checkpoint both name a checkpoint",
-        ),
+        ({"path": "/s", "batchId": "1", "checkpoint": "2"},
+         "batchId and checkpoint both name a checkpoint"),
         ({}, r"needs a state location: spark.read.format\(\"statelog\"\).load"),
         ({"path": ""}, "needs a state location"),
-        (
-            {"path": "/s", "view": "keys"},
-            'view must be "state", "changes" or "checkpoints", not .keys.',
-        ),
-        (
-            {"path": "/s", "checkpoint": "the newest"},
-            "a number, latest, earliest, a tag, or a time of ISO 8601 .* not 'the newest'",
-        ),
+        ({"path": "/s", "view": "keys"},
+         'view must be "state", "changes" or "checkpoints", not .keys.'),
+        ({"path": "/s", "checkpoint": "the newest"},
+         "a number, latest, earliest, a tag, or a time of ISO 8601 .* not 'the newest'"),
         ({"path": "/s", "checkpoint": "-1"}, "or a time of ISO 8601 .* not '-1'"),
         ({"path": "/s", "keyGroups": "5-3"}, "or a range such as 0-15, not '5-3'"),
         ({"path": "/s", "keyGroups": "1,2"}, "or a range such as 0-15, not '1,2'"),
-        (
-            {"path": "/s", "partitions": "0"},
-            "partitions must be a whole number, at least 1, not '0'",
-        ),
+        ({"path": "/s", "partitions": "0"},
+         "partitions must be a whole number, at least 1, not '0'"),
         ({"path": "/s", "filterPushdown": "on"}, "true or false, not 'on'"),
-        (
-            {"path": "/s", "view": "checkpoints", "keyGroups": "1", "variable": "x"},
-            "the view checkpoints takes no variable, keyGroups; it takes no options but the path",
-        ),
-        (
-            {"path": "/s", "since": "1", "reader": "x"},
-            "the view state takes no since, reader; it takes variable",
-        ),
+        ({"path": "/s", "view": "checkpoints", "keyGroups": "1", "variable": "x"},
+         "the view checkpoints takes no variable, keyGroups; it takes no options but the path"),
+        ({"path": "/s", "since": "1", "reader": "x"},
+         "the view state takes no since, reader; it takes variable"),
         ({"path": "/s", "columns": "a,,b"}, "columns must be names with commas"),
-        (
-            {"path": "/s", "flattenCollectionTypes": "1"},
-            "flattenCollectionTypes must be true or false",
-        ),
+        ({"path": "/s", "flattenCollectionTypes": "1"},
+         "flattenCollectionTypes must be true or false"),
         ({"path": "/s", "view": "changes", "reader": "a b"}, "reader: 'a b' cannot be"),
-        (
-            {"path": "/s", "view": "changes", "readerMaxCheckpoints": "9"},
-            "readerMaxCheckpoints needs the option reader",
-        ),
-        (
-            {"path": "/s", "view": "changes", "maxCheckpointsPerTrigger": "0"},
-            "maxCheckpointsPerTrigger must be a whole number, at least 1, not '0'",
-        ),
+        ({"path": "/s", "view": "changes", "readerMaxCheckpoints": "9"},
+         "readerMaxCheckpoints needs the option reader"),
+        ({"path": "/s", "view": "changes", "maxCheckpointsPerTrigger": "0"},
+         "maxCheckpointsPerTrigger must be a whole number, at least 1, not '0'"),
     ],
-)
+)  # fmt: skip
 def test_wrong_options_are_refused_by_name(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidOptionsError, match=message):
         SourceOptions.parse(options)

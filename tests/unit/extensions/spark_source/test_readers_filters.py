@@ -45,9 +45,7 @@ FOUND = 128 + key_group_of(("a", 1), KEY, 128)
         ([EqualTo(("key_group",), 255 + 128 - FOUND), A, ONE], KeyGroupRange.empty()),
     ],
 )
-def test_key_groups_are_left_out_only_for_a_whole_key(
-    filters: list[EqualTo], left: KeyGroupRange
-) -> None:
+def test_only_a_whole_key_selects_key_groups(filters: list[EqualTo], left: KeyGroupRange) -> None:
     assert left == key_groups_left(filters, KEY, ALL)
 
 

@@ -37,9 +37,7 @@ class Sums(StatefulProcessor):
             raise ArithmeticError("below zero")
         yield Row(total=total)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         yield Row(total=-1)
 
 
@@ -113,7 +111,7 @@ class NoTable(ColumnarProcessor):
         yield 3
 
 
-def test_what_is_no_table_fails_the_call_that_yields_it() -> None:
+def test_output_other_than_a_table_fails_the_call() -> None:
     tester = ProcessorTester(NoTable(), keySchema="k string")
     with pytest.raises(ProcessorError, match=r"NoTable.process failed .*the output"):
         tester.testColumns({"k": ["a"]})

@@ -68,9 +68,7 @@ class Everything(StatefulProcessor):
             self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + row.n)
         yield Row(key=key, runs=self.runs)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         yield Row(key=key, fired=expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
@@ -109,7 +107,7 @@ def test_state_timers_and_time_to_live_over_restarts() -> None:
     assert tester.peekValueState("last", "a") == now
 
 
-def test_states_are_set_and_deleted_from_outside() -> None:
+def test_state_of_a_key_of_several_columns_is_set_from_outside() -> None:
     tester = ProcessorTester(
         Everything(), timeMode="ProcessingTime", keySchema="region string, id int"
     )
@@ -122,12 +120,6 @@ def test_states_are_set_and_deleted_from_outside() -> None:
     tester.test(key, [row(3)])
     assert tester.peekListState("recent", key) == [(1,), (2,), (3,)]
     assert tester.peekMapState("by_name", key) == {("new",): (2,), ("x",): (3,)}
-    for name in ("recent", "by_name", "last"):
-        tester.deleteState(name, key)
-    tester.restart()
-    assert tester.peekListState("recent", key) == []
-    assert tester.peekMapState("by_name", key) == {}
-    assert tester.peekValueState("last", key) is None
     with pytest.raises(UsageError, match="no state 'other'; it creates last, recent, by_name"):
         tester.peekValueState("other", key)
     with pytest.raises(UsageError, match="is a list state"):
@@ -136,55 +128,6 @@ def test_states_are_set_and_deleted_from_outside() -> None:
         tester.updateListState("recent", key, [("one",)])
     with pytest.raises(UsageError, match=r"a key of \(region, id\)"):
         tester.test("eu", [row(1)])
-
-
-class Sessions(StatefulProcessor):
-    """A timer in event time."""
-
-    def init(self, handle: Any) -> None:
-        self.handle = handle
-        self.n = handle.getValueState("n", "n int")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        (n,) = self.n.get() or (0,)
-        for one in rows:
-            events = one["at"] if isinstance(one, pd.DataFrame) else [one.at]
-            n += len(events)
-            for at in events:
-                self.handle.registerTimer(int(at) + 10)
-        self.n.update((n,))
-        return iter(())
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
-        shown = (timerValues.getCurrentWatermarkInMs(), expiredTimerInfo.getExpiryTimeInMs())
-        if self.n.get()[0] > 2:
-            yield pd.DataFrame([shown], columns=["watermark", "at"])
-        else:
-            yield Row(watermark=shown[0], at=shown[1])
-
-    def close(self) -> None:
-        pass
-
-
-def test_event_time() -> None:
-    tester = ProcessorTester(
-        Sessions(), timeMode="EventTime", eventTimeExtractor=lambda one: one["at"]
-    )
-    tester.test("a", [Row(at=5), Row(at=7)])
-    assert tester.setWatermark(15) == [Row(watermark=15, at=15)]
-    frame = pd.DataFrame({"at": [15, 20]})  # 15 is late
-    assert tester.testInPandas("a", frame).empty
-    fired = tester.setWatermark(40)
-    assert fired.to_dict("list") == {"watermark": [40, 40], "at": [17, 30]}
-    assert tester.peekValueState("n", "a") == (3,)
-    with pytest.raises(UsageError, match="setWatermark: time moves forward; it is 40 ms"):
-        tester.setWatermark(40)
-    with pytest.raises(UsageError, match="setProcessingTime needs the time mode ProcessingTime"):
-        tester.setProcessingTime(1)
-    with pytest.raises(UsageError, match="eventTimeExtractor"):
-        ProcessorTester(Sessions(), timeMode="EventTime")
 
 
 class Broken(RunningCount):
@@ -239,12 +182,6 @@ def test_testing_needs_no_pyspark_until_it_is_asked_for() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
         statelog.testing.Other  # noqa: B018
-
-
-def test_the_repr_names_the_processor() -> None:
-    tester = ProcessorTester(RunningCount())
-    tester.test("a", [Row(value=1)])
-    assert repr(tester) == "<ProcessorTester of RunningCount, timeMode none, 1 micro-batches>"
 
 
 class Rejects(StatefulProcessor):

@@ -66,7 +66,7 @@ class Deleting(StatefulProcessor):
 
 @pytest.mark.parametrize(("kind", "use", "words"), USES)
 @pytest.mark.parametrize("again", ["", "value", "list"])
-def test_what_was_asked_for_before_its_deletion_is_refused_on_use(
+def test_a_variable_that_init_deleted_is_rejected_on_use(
     kind: str, use: Callable[[Any], Any], words: str, again: str
 ) -> None:
     tester = ProcessorTester(Deleting(kind, use, again))
@@ -84,7 +84,7 @@ class Behind(Deleting):
         yield Row(before=before, now=self.behind.get())
 
 
-def test_what_is_asked_for_behind_the_deletion_begins_empty_in_each_batch() -> None:
+def test_a_variable_asked_for_after_its_deletion_begins_empty() -> None:
     tester = ProcessorTester(Behind("list", lambda state: None, "value"))
     for _ in range(2):
         assert tester.test("a", [Row(x=1)]) == [Row(before=False, now=(1,))]

@@ -29,11 +29,11 @@ class InBothFlavours(StatefulProcessor):
         self.pandas = pandas
 
     def values(self, rows: Any) -> Iterator[Any]:
-        for one in rows:
-            if isinstance(one, pd.DataFrame):
-                yield from (Row(**record) for record in one.to_dict("records"))
+        for row in rows:
+            if isinstance(row, pd.DataFrame):
+                yield from (Row(**record) for record in row.to_dict("records"))
             else:
-                yield one
+                yield row
 
     def give(self, *records: dict[str, Any]) -> Iterator[Any]:
         if self.pandas:
@@ -103,9 +103,7 @@ class Waiting(InBothFlavours):
             told.append({"key": key[0], "said": f"seen at {at}"})
         yield from self.give(*told)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         self.seen.clear()
         now = max(timerValues.getCurrentWatermarkInMs(), timerValues.getCurrentProcessingTimeInMs())
         yield from self.give({"key": key[0], "said": f"over at {now}"})
@@ -149,7 +147,7 @@ def test_values_lists_and_maps_of_several_keys(tester_of: Any, pandas: bool) -> 
 
 
 @both
-def test_what_comes_out_of_pandas_has_its_types(tester_of: Any) -> None:
+def test_output_of_pandas_has_its_types(tester_of: Any) -> None:
     out = tester_of(Counting(True)).testInPandas("a", pd.DataFrame({"value": ["x"]}))
     assert out["count"].dtype == "int64"
     empty = tester_of(Counting(True)).testInPandas("a", pd.DataFrame({"value": []}))

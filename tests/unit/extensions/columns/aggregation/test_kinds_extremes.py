@@ -65,7 +65,7 @@ def test_equal_rows_are_ordered_by_a_value_that_has_an_order() -> None:
     assert "sort_array" in function.partials(["b", "v"])[""]
 
 
-def test_what_is_ordered_needs_an_order() -> None:
+def test_ordered_aggregates_need_an_order() -> None:
     with pytest.raises(UsageError, match=r"top_k, in its column `by`, orders .* not struct"):
         TopK(2).bind([PAIR, PAIR], is_ansi=True)
     with pytest.raises(UsageError, match=r"max orders .* not map"):

@@ -23,11 +23,8 @@ from statelog.testing import ProcessorTester
 
 # The hour that autumn repeats in New York, and those of Berlin and of Lord Howe (half an hour).
 MOMENTS = [
-    1_730_611_800_000_000,
-    1_730_615_400_000_000,
-    1_729_987_200_000_000,
-    1_712_415_600_000_000,
-]
+    1_730_611_800_000_000, 1_730_615_400_000_000, 1_729_987_200_000_000, 1_712_415_600_000_000,
+]  # fmt: skip
 
 TYPES = {
     "timestamp": lambda at: at,

@@ -59,10 +59,10 @@ def read_from_log(worker: SlotState, written: SlotState) -> None:
         worker.table.apply(state_id, batches)
 
 
-@pytest.mark.parametrize(("kind", "value"), [one[:2] for one in TYPES.values()], ids=list(TYPES))
-def test_values_of_the_log_and_of_the_processor_are_in_one_column(
-    kind: pa.DataType, value: Any
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "value"), [value[:2] for value in TYPES.values()], ids=list(TYPES)
+)
+def test_values_of_log_and_processor_are_in_one_column(kind: pa.DataType, value: Any) -> None:
     other, worker = state_of(kind), state_of(kind)
     ColumnState(other.table, 0).put(keys_of([1]), {"f": pa.array([value], kind)})
     read_from_log(worker, other)
@@ -82,11 +82,11 @@ def test_maps_are_read_between_their_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "path"), [(one[0], one[2], one[3]) for one in TYPES.values()], ids=list(TYPES)
+    ("kind", "value", "path"),
+    [(value[0], value[2], value[3]) for value in TYPES.values()],
+    ids=list(TYPES),
 )
-def test_a_null_inside_of_a_value_is_refused_where_it_may_not_be(
-    kind: pa.DataType, value: Any, path: str
-) -> None:
+def test_a_null_inside_of_a_value_is_rejected(kind: pa.DataType, value: Any, path: str) -> None:
     state = ColumnState(state_of(kind).table, 0)
     with pytest.raises(UsageError, match=f"state 'v'.*'{path}' is NOT NULL"):
         state.put(

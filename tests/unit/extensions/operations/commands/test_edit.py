@@ -1,6 +1,5 @@
 """`statelog edit`: what `export` wrote, changed by a batch computation, is the state afterwards."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.support.locations.edited_history import restarted, states
-from tests.support.locations.histories import History, key_of
+from tests.support.locations.histories import History, key_of, local
 
 from statelog.state.reader import StateReader
-from statelog.store import open_store
 
 
 class Exported:
@@ -19,11 +17,11 @@ class Exported:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.location, self.out = str(folder / "state"), folder / "out"
-        self.history = History(
-            f"edit files {seed}", open_store(self.location, storage_options={"fsync": False})
-        )
+        self.history = History(f"edit files {seed}", local(self.location))
         self.history.run(6)
-        self.names = [one.name for one in self.history.model.schema.states if not one.dropped]
+        self.names = [
+            variable.name for variable in self.history.model.schema.states if not variable.dropped
+        ]
 
     def file(self, name: str) -> str:
         return str(self.out / f"{name}.parquet")
@@ -43,13 +41,13 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path, call) -> Exported:
     return made
 
 
-def test_what_was_exported_changes_nothing(call, exported: Exported) -> None:
+def test_an_edit_by_exported_files_changes_nothing(call, exported: Exported) -> None:
     before = exported.rows()
-    told = json.loads(call("edit", exported.location, *exported.set(), "--apply", "--json"))
+    told = call.lines("edit", exported.location, *exported.set(), "--apply")[0]
     counts = told["counts"]
     assert (counts["inserted"], counts["deleted"]) == (0, 0)
     assert exported.rows() == before
-    if not any(one.ttl_ms for one in exported.history.model.schema.states):
+    if not any(variable.ttl_ms for variable in exported.history.model.schema.states):
         assert told["checkpoint_id"] is None
 
 
@@ -59,15 +57,13 @@ def test_a_later_state_is_brought_back_from_its_files(call, exported: Exported) 
         assert reader.checkpoint_id == exported.history.checkpoint_id
     exported.history.micro_batch()
     exported.history.micro_batch()
-    if [one.name for one in exported.history.model.schema.states if not one.dropped] != (
-        exported.names
-    ):
+    if [
+        variable.name for variable in exported.history.model.schema.states if not variable.dropped
+    ] != (exported.names):
         pytest.skip("another schema")
     planned = call("edit", exported.location, *exported.set(), "--delete-others")
     assert "This was a dry run" in planned
-    told = json.loads(
-        call("edit", exported.location, *exported.set(), "--delete-others", "--apply", "--json")
-    )
+    told = call.lines("edit", exported.location, *exported.set(), "--delete-others", "--apply")[0]
     assert told["checkpoint_id"] == exported.history.checkpoint_id + 2  # its claim comes before
     call("read", exported.location, "--to", str(exported.out / "again"))
     again = Exported.__new__(Exported)
@@ -138,7 +134,7 @@ def test_the_keys_of_a_file_are_deleted(call, job: Exported) -> None:
     file = job.out / "keys.parquet"
     job.out.mkdir()
     pq.write_table(total(job, victims), file)
-    told = json.loads(call("edit", job.location, "--delete", str(file), "--apply", "--json"))
+    told = call.lines("edit", job.location, "--delete", str(file), "--apply")[0]
     assert told["counts"]["deleted"] == 2
     assert not any(number in rows for rows in states(job.history).values() for number in victims)
 
