@@ -1,15 +1,11 @@
 """Each command that changes a location writes one audit line, each other command none."""
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import getpass
-import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +27,19 @@ from statelog.store import open_existing_store, open_location, open_store
 KEY = key_texts(changing_commands.KEY)
 
 READ_ONLY = {
-    "info": ["LOC"],
-    "checkpoints": ["LOC"],
-    "read": ["LOC"],
-    "get": ["LOC", "total", *KEY],
-    "get --history": ["LOC", "total", *KEY],
-    "diff": ["LOC", "2", "3"],
-    "sql": ["LOC", "select 1"],
-    "read --to": ["OUT", "LOC"],
-    "changelog": ["LOC/chk-3/_metadata"],
-    "verify": ["LOC"],
-    "report": ["LOC", "-o", "OUT.html"],
-    "replay": ["LOC"],
-    "dead-letters": ["LOC"],
-    "side-outputs": ["LOC"],
-    "broadcasts": ["LOC"],
-    "audit": ["LOC"],
-}
+    "info": ["LOC"], "checkpoints": ["LOC"], "read": ["LOC"], "get": ["LOC", "total", *KEY],
+    "get --history": ["LOC", "total", *KEY], "diff": ["LOC", "2", "3"], "sql": ["LOC", "select 1"],
+    "read --to": ["OUT", "LOC"], "changelog": ["LOC/chk-3/_metadata"], "verify": ["LOC"],
+    "report": ["LOC", "-o", "OUT.html"], "replay": ["LOC"], "dead-letters": ["LOC"],
+    "side-outputs": ["LOC"], "broadcasts": ["LOC"], "audit": ["LOC"],
+}  # fmt: skip
 """A call of each command that changes no location."""
 DRY_RUNS = {
-    "gc": ["LOC", "--min-age", "0s"],
-    "verify --repair": ["LOC", "--min-age", "0s"],
-    "rewind": ["QUERY", "--batch-id", "2", "--state-location", "LOC"],
-    "tag": ["LOC"],
-    "tag --remove": ["LOC", "nothing"],
-    "forget": ["LOC", *KEY, "--now"],
+    "gc": ["LOC", "--min-age", "0s"], "verify --repair": ["LOC", "--min-age", "0s"],
+    "rewind": ["QUERY", "--batch-id", "2", "--state-location", "LOC"], "tag": ["LOC"],
+    "tag --remove": ["LOC", "nothing"], "forget": ["LOC", *KEY, "--now"],
     "edit": ["LOC", "--delete", "OUT/total.parquet"],
-}
+}  # fmt: skip
 """A call of each command that changes a location if it is told to."""
 NO_LINE = {"demo", "publish"}
 """Commands without a location, or which keep the position of a reader there and change nothing."""
@@ -78,22 +60,22 @@ OPERATIONS = {
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    made = Place(tmp_path / "work")
-    job = StoredJob("killed 4", made.root, retained=3)
+    place = Place(tmp_path / "work")
+    job = StoredJob("killed 4", place.root, retained=3)
     for _ in range(changing_commands.BATCHES):
         job.micro_batch()
-    return made
+    return place
 
 
 def lines_of(location: str) -> list[AuditLine]:
     if not Path(location, "audit").is_dir():
         return []
     found = read_audit_log(open_existing_store(location))
-    assert ((), ()) == (found.unknown, tuple(one.problem for one in found.lines if one.problem))
+    assert ((), ()) == (found.unknown, tuple(line.problem for line in found.lines if line.problem))
     return list(found.lines)
 
 
-def call(place: Place, command: str, words: list[str]) -> int:
+def run(place: Place, command: str, words: list[str]) -> int:
     names = {"LOC": place.state, "QUERY": place.query, "OUT": str(place.root / "out")}
     for name, value in names.items():
         words = [word.replace(name, value) for word in words]
@@ -101,7 +83,9 @@ def call(place: Place, command: str, words: list[str]) -> int:
 
 
 def test_no_command_is_forgotten() -> None:
-    verbs = [one.callback.__name__ for one in cli.verbs.registered_commands if one.callback]
+    verbs = [
+        command.callback.__name__ for command in cli.verbs.registered_commands if command.callback
+    ]
     names = {verb.replace("_", "-") for verb in verbs}
     changing = {name.split()[0] for name in CHANGING}
     reading = {name.split()[0] for name in READ_ONLY}
@@ -114,7 +98,7 @@ def test_a_command_that_changes_nothing_writes_no_line(command: str, place: Plac
     if command == "edit":
         changing_commands.with_export(place)
     before = sorted(Path(place.state).rglob("*"))
-    assert call(place, command, (READ_ONLY | DRY_RUNS)[command]) in (0, 1, 2)
+    assert run(place, command, (READ_ONLY | DRY_RUNS)[command]) in (0, 1, 2)
     assert before == sorted(Path(place.state).rglob("*"))
 
 
@@ -122,12 +106,12 @@ def test_a_command_that_changes_nothing_writes_no_line(command: str, place: Plac
 def test_a_command_that_changes_a_location_writes_one_line(name: str, place: Place) -> None:
     prepare, command = changing_commands.COMMANDS[name]
     prepare(place)
-    earlier = {one.name for one in lines_of(place.state)}
+    earlier = {line.name for line in lines_of(place.state)}
     assert command(place) == 0
-    new = [one for one in lines_of(place.state) if one.name not in earlier]
+    new = [line for line in lines_of(place.state) if line.name not in earlier]
     expected = OPERATIONS.get(name, name.split()[0])
     if expected in ("fork", "copy"):
-        (line,) = [one for one in lines_of(place.new) if one.name not in earlier]
+        (line,) = [line for line in lines_of(place.new) if line.name not in earlier]
         check_line(line, expected, place.new)
     if expected != "copy":
         (line,) = [one for one in new if operation_of(one) == expected]
@@ -171,13 +155,13 @@ def test_a_command_that_was_killed_is_unfinished(
         shutil.copytree(template, place.root)
         killer.run(lambda: command(place), limit)
         outcomes = [
-            one.outcome for one in lines_of(changed) if operation_of(one) == name.split()[0]
+            line.outcome for line in lines_of(changed) if operation_of(line) == name.split()[0]
         ]
         assert (["unfinished"] if limit else []) == outcomes, f"killed before change {limit}"
 
 
-def test_a_line_has_no_key_and_no_secret(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call(place, "forget", ["LOC", *KEY, "--now", "--apply"]) == 0
+def test_a_line_has_no_key_and_no_secret(place: Place) -> None:
+    assert run(place, "forget", ["LOC", *KEY, "--now", "--apply"]) == 0
     (line,) = lines_of(place.state)
     assert line.begin is not None
     assert {"now": True} == line.begin.arguments
@@ -199,88 +183,70 @@ def test_an_error_is_named_without_its_text(place: Place) -> None:
     assert ("failed", "StoreError") == (line.outcome, line.end.error)
 
 
-def test_nothing_is_changed_without_a_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_changed_without_a_line(place: Place) -> None:
     changing_commands.with_garbage(place)
     Path(place.state, "audit").write_bytes(b"no folder")
-    assert call(place, "gc", ["LOC", "--min-age", "0s", "--apply"]) == 1
+    assert run(place, "gc", ["LOC", "--min-age", "0s", "--apply"]) == 1
     assert Path(place.state, "dstl", "orphan").exists()
 
 
-def test_the_log_is_shown(place: Place, call_cli: Callable[..., str], monkeypatch: Any) -> None:
-    assert "is empty" in call_cli("audit", place.state)
+def test_the_log_is_shown(place: Place, call, monkeypatch: Any) -> None:
+    assert "is empty" in call("audit", place.state)
     monkeypatch.setenv(USER_ENVIRONMENT, "ann\x1b[2J")
     for name in ("a", "b", "c"):
-        call_cli("tag", place.state, name)
-    text = call_cli("audit", place.state)
+        call("tag", place.state, name)
+    text = call("audit", place.state)
     assert text.index("name=a") < text.index("name=b") < text.index("name=c")
     assert "ann\\x1b[2J" in text
-    assert "2 earlier lines" in call_cli("audit", place.state, "--limit", "1")
-    *lines, summary = map(
-        json.loads, call_cli("audit", place.state, "--limit", "2", "--json").splitlines()
-    )
-    assert ["b", "c"] == [line["arguments"]["name"] for line in lines]
+    assert "2 earlier lines" in call("audit", place.state, "--limit", "1")
+    before, last, summary = call.lines("audit", place.state, "--limit", "2")
+    assert ("b", "c") == (before["arguments"]["name"], last["arguments"]["name"])
     assert {"lines": 2, "earlier": 1, "problems": []} == summary["summary"]
-    assert ("done", "tag", 4) == (
-        lines[1]["outcome"], lines[1]["operation"], lines[1]["result"]["checkpoint_id"]
-    )  # fmt: skip
+    assert ("done", "tag") == (last["outcome"], last["operation"])
+    assert 4 == last["result"]["checkpoint_id"]
 
 
-@pytest.fixture
-def call_cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    def run(*words: str, status: int = 0) -> str:
-        capsys.readouterr()
-        assert cli.run(words) == status
-        said = capsys.readouterr()
-        return said.out + said.err
-
-    return run
-
-
-def test_damaged_lines_are_reported(place: Place, call_cli: Callable[..., str]) -> None:
+def test_damaged_lines_are_reported(place: Place, call) -> None:
     for name in ("a", "b", "c"):
-        call_cli("tag", place.state, name)
+        call("tag", place.state, name)
     first, second, _, fourth, fifth, _ = sorted(Path(place.state, "audit").iterdir())
     first.write_bytes(b"\x00" + b"forged")
     fourth.write_bytes(bytes(100_000))
     fifth.unlink()
     (first.parent / "other").write_bytes(b"")
-    text = call_cli("audit", place.state, status=1)
+    text = call("audit", place.state, status=1)
     assert first.name in text
     assert "another program wrote it" in text
     assert "the object of its begin is missing" in text
     assert "audit/other is not part of an audit line" in text
     assert second.exists()
-    call_cli("copy", place.state, place.new)
-    assert first.name in call_cli("audit", place.new, status=1), "copied as it is"
+    call("copy", place.state, place.new)
+    assert first.name in call("audit", place.new, status=1), "copied as it is"
 
 
-def test_the_folder_is_kept_by_gc_and_copied_by_copy(
-    place: Place, call_cli: Callable[..., str]
-) -> None:
-    call_cli("tag", place.state, "a")
+def test_the_folder_is_kept_by_gc_and_copied_by_copy(place: Place, call) -> None:
+    call("tag", place.state, "a")
     store = open_store(place.state)
     later = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
-    report = collect_garbage(
-        store, min_age=dt.timedelta(0), apply=True, now=later
-    )  # fmt: skip
+    report = collect_garbage(store, min_age=dt.timedelta(0), apply=True, now=later)
     assert 0 == report.unknown
     assert [] == [found.problem for found in verify_location(store) if found.problem]
-    call_cli("copy", place.state, place.new)
-    assert ["tag", "copy"] == [operation_of(one) for one in lines_of(place.new)]
-    assert ["tag"] == [operation_of(one) for one in lines_of(place.state)]
+    call("copy", place.state, place.new)
+    assert ["tag", "copy"] == [operation_of(line) for line in lines_of(place.new)]
+    assert ["tag"] == [operation_of(line) for line in lines_of(place.state)]
 
 
 def test_the_lines_of_an_encrypted_location_are_encrypted(
-    place: Place, call_cli: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    place: Place, call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEYS", "k:" + base64.b64encode(bytes(32)).decode())
-    call_cli("copy", place.state, place.new, "--new-encryption", "env:KEYS")
+    call("copy", place.state, place.new, "--new-encryption", "env:KEYS")
     monkeypatch.setenv("STATELOG_ENCRYPTION", "env:KEYS")
-    call_cli("tag", place.new, "a")
+    call("tag", place.new, "a")
     objects = list(Path(place.new, "audit").iterdir())
     assert all(path.read_bytes().startswith(b"STLGENC1") for path in objects)
     assert 4 == len(objects)
-    assert "name=a" in call_cli("audit", place.new)
+    assert "name=a" in call("audit", place.new)
 
 
 def test_calls_from_python_write_lines_too(place: Place) -> None:
@@ -288,5 +254,5 @@ def test_calls_from_python_write_lines_too(place: Place) -> None:
     changing_commands.edit(place)
     statelog.forget(place.state, key_of(changing_commands.KEY), apply=True)
     statelog.forget(place.state, key_of(changing_commands.KEY), apply=True)
-    operations = [operation_of(one) for one in lines_of(place.state)]
+    operations = [operation_of(line) for line in lines_of(place.state)]
     assert ["tag", "edit", "forget"] == operations

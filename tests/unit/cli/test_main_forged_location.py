@@ -1,7 +1,5 @@
 """A location that others wrote, given to every command: nothing is run, and a terminal obeys nothing."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -38,14 +36,10 @@ def damaged(location: str, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("command", [name for name in CALLS if name != "demo"])
 @pytest.mark.parametrize("which", ["location", "damaged"])
-def test_a_forged_location_makes_a_command_do_nothing_else(
-    which: str,
-    command: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_command_prints_a_forged_location_escaped(
+    which: str, command: str, request: pytest.FixtureRequest, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     place = request.getfixturevalue("damaged")
     if which == "location":
         for orphan in Path(place).rglob("x\x1b*"):
@@ -96,7 +90,4 @@ def test_the_command_line_prints_through_its_console() -> None:
     }
     # A version number; and the lines of changelog, which it escapes itself.
     assert len(COMMANDS) > 15
-    assert found == {
-        ("main.py", "sys.stdout.write"),
-        ("changelog.py", "sys.stdout.write"),
-    }
+    assert found == {("main.py", "sys.stdout.write"), ("changelog.py", "sys.stdout.write")}

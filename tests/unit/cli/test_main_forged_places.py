@@ -5,8 +5,6 @@ The commands run in a process with tripwires, `tests.support.processes.tripwires
 the calls those of `tests.support.forgeries.hostile_location`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -118,12 +116,14 @@ def text_of(report: Report) -> str:
     """Return what a command did outside, and the end of its output, in lines for a person."""
     lines = [f"{report.template}: statelog {' '.join(map(repr, report.words))}"]
     lines += [f"  outside: {each}" for each in report.outside]
-    lines += [f"  status {report.status}: {each}" for each in report.output.splitlines()[-3:]]
+    lines += [f"  status {report.status}: {line}" for line in report.output.splitlines()[-3:]]
     return "\n".join(lines)
 
 
 def test_every_command_is_tried() -> None:
-    verbs = [each.callback.__name__ for each in cli.verbs.registered_commands if each.callback]
+    verbs = [
+        command.callback.__name__ for command in cli.verbs.registered_commands if command.callback
+    ]
     names = {verb.replace("_", "-") for verb in verbs}
     assert names == CALLS.keys(), (
         "give each command its calls in tests/support/forgeries/hostile_location.py"
@@ -147,11 +147,11 @@ def test_every_command_acts_within_the_location_only(
         for words in calls
     ]
     found = reports(forger, runs)
-    outside = [each for each in found if each.outside]
+    outside = [item for item in found if item.outside]
     assert not outside, "\n" + "\n".join(map(text_of, outside))
     assert [] == listener.requests
     assert not (forger.folder / "ran").exists()
-    wrong = [each for each in found if each.status not in (0, 1, 2)]
+    wrong = [item for item in found if item.status not in (0, 1, 2)]
     assert not wrong, "\n" + "\n".join(map(text_of, wrong))
 
 
@@ -167,15 +167,10 @@ def test_the_tripwires_see_what_a_user_asks_for(tmp_path: Path, listener: Listen
         [
             "tag",
             str(victim / "state"),
-            forger.victims_fork.fork_id,
-            "--kind",
-            "fork",
-            "--remove",
-            "--apply",
+            forger.victims_fork.fork_id, "--kind", "fork", "--remove", "--apply",
         ],
-        ["checkpoints", "s3://bucket/x"],
-        ["checkpoints", f"http://127.0.0.1:{listener.port}/x"],
-    )
+        ["checkpoints", "s3://bucket/x"], ["checkpoints", f"http://127.0.0.1:{listener.port}/x"],
+    )  # fmt: skip
     before = len(listener.requests)
     runs = [run_of(forger, hostile, words[0], words[1:]) for words in calls]
     read, wrote, ran, deleted, *_ = [" ".join(each.outside) for each in reports(forger, runs)]

@@ -20,20 +20,10 @@ from statelog.store import PATHS, open_location
 TIMES = [2**62, -(2**62), 2**63 - 1, 253_402_300_800_000]
 AT = "2100-01-01"
 COMMANDS = [
-    ["info"],
-    ["info", "--json"],
-    ["checkpoints"],
-    ["checkpoints", "--json"],
-    ["tag"],
-    ["tag", "--json"],
-    ["audit"],
-    ["audit", "--json"],
-    ["verify"],
-    ["read"],
-    ["read", "--checkpoint", "forged"],
-    ["read", "--checkpoint", AT],
-    ["diff", "1", "2"],
-]
+    ["info"], ["info", "--json"], ["checkpoints"], ["checkpoints", "--json"], ["tag"],
+    ["tag", "--json"], ["audit"], ["audit", "--json"], ["verify"], ["read"],
+    ["read", "--checkpoint", "forged"], ["read", "--checkpoint", AT], ["diff", "1", "2"],
+]  # fmt: skip
 
 
 def forge_checkpoint(location: Path, time_ms: int) -> None:
@@ -51,11 +41,9 @@ def forge_checkpoint(location: Path, time_ms: int) -> None:
 
 @pytest.mark.parametrize("time_ms", TIMES)
 def test_no_command_ends_with_a_traceback(
-    time_ms: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    time_ms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     job = StoredJob("forged times", tmp_path)
     for _ in range(3):
         job.micro_batch()
@@ -78,14 +66,10 @@ def test_no_command_ends_with_a_traceback(
     assert f"{time_ms} ms" in capsys.readouterr().out
     newest = max(int(path.parent.name[4:]) for path in location.glob("chk-*/_metadata"))
     claim = ClaimRecord(
-        number=newest + 1,
-        owner_id="forged",
-        created_at_ms=time_ms,
-        attempt="a",
+        number=newest + 1, owner_id="forged", created_at_ms=time_ms, attempt="a",
         location_id=read_checkpoint(store, newest).checkpoint.timeline.location_id,
-        next_number=newest + 2,
-        newest=newest,
-    )
+        next_number=newest + 2, newest=newest,
+    )  # fmt: skip
     store.put(PATHS.metadata(newest + 1), encode_claim(claim))
     for command in (["info"], ["checkpoints"], ["verify"]):
         assert cli.run([command[0], str(location), *command[1:]]) in (0, 1), command

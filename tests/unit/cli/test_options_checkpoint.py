@@ -29,7 +29,11 @@ def location_of(job: StoredJob) -> str:
 
 def created(job: StoredJob, checkpoint_id: int) -> dt.datetime:
     with statelog.open(location_of(job)) as state:
-        [found] = [one for one in state.checkpoints() if one.checkpoint_id == checkpoint_id]
+        [found] = [
+            checkpoint
+            for checkpoint in state.checkpoints()
+            if checkpoint.checkpoint_id == checkpoint_id
+        ]
     return dt.datetime.fromtimestamp((found.created_at_ms or 0) / 1000, dt.UTC)
 
 
@@ -84,7 +88,7 @@ def test_a_fork_of_a_tag_uses_the_source_position_of_the_tag(tmp_path: Path) -> 
     assert made.batch_id == 0
 
 
-def test_what_names_no_checkpoint_is_refused(call, job: StoredJob, tmp_path: Path) -> None:
+def test_a_name_without_a_checkpoint_is_rejected(call, job: StoredJob, tmp_path: Path) -> None:
     location = location_of(job)
     for name in ("yesterday", "-1", "9" * 5000, "", "stable "[:3]):
         said = call("read", location, "--checkpoint", name, status=2)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.support.locations.histories import History, key_of
+from tests.support.locations.histories import History, key_of, local
 
 import statelog
 from statelog.checkpoint.history import open_state
@@ -11,14 +11,13 @@ from statelog.checkpoint.retained import Tag, TagKind
 from statelog.checkpoint.tags import put_tag
 from statelog.errors import CheckpointError
 from statelog.state.reader import StateReader
-from statelog.store import open_store
 
 
 @pytest.fixture
 def query(tmp_path: Path) -> Path:
     """A checkpointLocation with state; the files of Spark are not looked at."""
     (tmp_path / "offsets").mkdir()
-    History("open", open_store(str(tmp_path / "statelog"), storage_options={"fsync": False})).run(3)
+    History("open", local(tmp_path / "statelog")).run(3)
     return tmp_path
 
 
@@ -37,7 +36,7 @@ def test_the_command_line_does_so_too(call, query: Path) -> None:
         assert by_query.replace(str(query), "") == by_state.replace(f"{query}/statelog", "")
     newest = statelog.open(query).checkpoints()[-1].checkpoint_id
     put_tag(
-        open_store(str(query / "statelog"), storage_options={"fsync": False}),
+        local(query / "statelog"),
         Tag(kind=TagKind.TAG, name="kept", checkpoint_id=newest),
         clock_ms=lambda: 0,
     )
@@ -55,7 +54,7 @@ def test_an_edit_by_the_checkpoint_location_changes_the_state(query: Path) -> No
 
 def test_a_state_location_wins_over_a_folder_inside_it(query: Path) -> None:
     state = query / "statelog"
-    History("inner", open_store(str(state / "statelog"), storage_options={"fsync": False})).run(1)
+    History("inner", local(state / "statelog")).run(1)
     assert open_state(state).url == open_state(query).url
 
 

