@@ -100,7 +100,7 @@ def test_the_processors_lines_are_bounded_and_leave_statelogs_out() -> None:
     except Exception as error:
         lines = processor_lines(error)
     assert "lines left out" in lines and "pickle.loads" in lines
-    assert "failures.py" not in lines
+    assert "worker/failures.py" not in lines
     assert len(lines.split("\n")) < 70
     assert processor_lines(None) == processor_lines(ValueError("never raised")) == ""
 
