@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bench import workload
 from bench.workload import TableOf
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
-
-from bench import workload
 
 GAP_MS = 10_000
 TOP = 10

@@ -36,6 +36,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from bench import columns, pipeline
 from bench.harness.query_run import Bounds, file_stream, noop, one_python_job, rows_of, run_query
 from bench.harness.results import Results, Run, in_turns, say
 from bench.harness.session import CORES, HEAP, PROVIDER, ROCKSDB, session
@@ -44,7 +45,6 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import count, sum
 from pyspark.sql.streaming import StatefulProcessor
 
-from bench import columns, pipeline
 from statelog.spark import BatchProgress, transform_with_state, transform_with_state_in_pandas
 
 WORKLOADS = {
