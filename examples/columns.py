@@ -1,5 +1,5 @@
 """
-The rules of fraud.py, latest.py and sessions.py over whole columns.
+The rules of deduplicate.py, fraud.py, latest.py and sessions.py over whole columns.
 
 Pass a processor to `transform_with_state` as those programs pass theirs.
 """
@@ -12,7 +12,20 @@ from statelog.spark import ColumnarProcessor
 
 TINY, LARGE, MINUTE_MS = 1.0, 500.0, 60_000
 GAP_MS = 30 * 60 * 1000
+DAY_MS = 24 * 60 * 60 * 1000
 NEVER = -1
+
+
+class FirstOfEachId(ColumnarProcessor):
+    """Let the first payment of each id through; its flag expires after a day."""
+
+    def init(self, handle):
+        self.seen = handle.getColumnState("seen", "seen boolean", ttlDurationMs=DAY_MS)
+
+    def process(self, keys, rows, times):
+        new = ~self.seen.exists(keys)
+        self.seen.put(keys.take(new), {"seen": np.ones(new.sum(), bool)})
+        yield rows.take(keys.starts[new])
 
 
 class Latest(ColumnarProcessor):
