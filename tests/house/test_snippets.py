@@ -13,6 +13,8 @@ from statelog.cli.main import verbs
 
 ALL = [block for path in pages() for block in blocks(path)]
 SHELL = [block for block in ALL if block.language in ("sh", "console") and not block.no_run]
+SAVED = {name for block in ALL for name in re.findall(r"\A# (\w+\.py)\n", block.text)}
+"""Programs that a reader saves from a page: their first line names the file."""
 
 
 def where(block: Block) -> str:
@@ -47,7 +49,7 @@ def check(words: list[str]) -> None:
     """Fail if a command of a shell block names what is not there."""
     words = [word for word in words if not re.fullmatch(r"[A-Z_]+=\S*", word)]
     match words:
-        case [] | ["export", *_]:
+        case [] | ["export" | "mkdir" | "printf", *_]:
             pass
         case ["make", *targets]:
             made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -59,7 +61,7 @@ def check(words: list[str]) -> None:
         case ["statelog", *arguments]:
             parse(arguments)
         case ["python", script, *_]:
-            assert (ROOT / script).is_file()
+            assert (ROOT / script).is_file() or script in SAVED
         case [script]:
             assert (ROOT / script).is_file()
         case _:

@@ -8,6 +8,15 @@ import re
 
 from tests.house.sources import ROOT, breaches, modules, pages, text_of
 
+START = (
+    "index",
+    "tutorial/story",
+    "tutorial/from-spark",
+    "tutorial/test-it",
+    "tutorial/is-it-for-me",
+)
+"""The pages that a newcomer reads, in the order of the navigation."""
+
 WORDS = re.compile(r"\b(?:nobody|whoever|somebody|lies in|stands in|told of)\b", re.IGNORECASE)
 QUOTED = re.compile(r"`[^`\n]*`|\"[^\"\n]*\"|“[^”\n]*”|^>.*$", re.MULTILINE)
 
@@ -20,6 +29,12 @@ def findings(text: str) -> list[str]:
 
 def test_no_page_has_such_a_word() -> None:
     assert {} == breaches(pages(), lambda path: findings(text_of(path)))
+
+
+def test_the_first_pages_are_short() -> None:
+    assert len(text_of(ROOT / "README.md").split()) <= 900
+    words = {name: len(text_of(ROOT / "docs" / f"{name}.md").split()) for name in START}
+    assert sum(words.values()) <= 2800, words
 
 
 def test_the_newest_section_of_the_changelog_has_no_such_word() -> None:

@@ -40,7 +40,7 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def test_there_are_pages() -> None:
-    assert {"README.md", "docs/tutorial/first-job.md", "docs/how-to/spark.md"} <= set(PAGES)
+    assert {"README.md", "docs/tutorial/from-spark.md", "docs/how-to/spark.md"} <= set(PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)

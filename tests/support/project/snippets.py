@@ -30,6 +30,7 @@ RUN_ELSEWHERE = {
     "docs/how-to/migration.md": "tests/spark/test_migration.py",
     "docs/how-to/read-state.md": "tests/docs/test_read_state_page.py",
     "docs/how-to/report.md": "tests/docs/test_report_page.py",
+    "docs/tutorial/story.md": "tests/spark/test_story.py",
 }
 """Pages whose blocks need surroundings of their own, and the test that runs them."""
 
