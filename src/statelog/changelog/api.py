@@ -109,6 +109,8 @@ class AvailabilityProvider:
             return
         freed: Future[None] | None = None
         with self._lock:
+            # Asked here and not before: of two threads, the later one must not report the older
+            # answer.
             available = self._has_room()
             was_available = self._future.done()
             if available and not was_available:
@@ -117,6 +119,7 @@ class AvailabilityProvider:
             elif not available and was_available:
                 self._future = PoolFuture(self._callbacks)
                 self._future.set_running_or_notify_cancel()
+        # Outside of the lock, because a callback may upload, which takes the lock.
         if freed is not None:
             freed.set_result(None)
 

@@ -50,6 +50,7 @@ def batches_of(
     if not has_batches:
         rows = _batch_of_rows(key_groups, values)
         return (rows,), rows.size_bytes
+    # Rows and batches alternate.  None marks a batch, so the next None ends a run of rows.
     batches: list[ChangeBatch] = []
     size_bytes = start = 0
     while start < len(values):
@@ -123,6 +124,7 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
         raise UsageError(
             f"values must be an Arrow array of binary or large_binary, not {described}"
         )
+    # One key group for each value, or a reader would pair them wrongly.
     if len(column) != len(values):
         raise UsageError(
             f"{len(column)} key groups and {len(values)} values; give one key group for each value"
@@ -130,6 +132,7 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
     if values.null_count:
         raise UsageError(f'{values.null_count} values are null; use b"" for an empty change')
     if (
+        # Checked before the cast below, which would wrap a large number into the range.
         column.dtype.itemsize > 4
         and len(column)
         and not ~INT32_MAX <= column.min() <= column.max() <= INT32_MAX
@@ -252,14 +255,18 @@ class AppendSide(ABC):
         writer raises, an earlier failed upload does not.
         """
         try:  # as `noting_interrupts`, without a further call
+            # The fast path: an int inside the range and bytes.  All other arguments are checked.
             if key_group.__class__ is not int or not self._start <= key_group <= self._end:
                 key_group = self._checked_key_group(key_group)
             if value.__class__ is not bytes:
                 value = as_bytes(value)
             free_bytes = self._free_bytes - len(value)
+            # Before the change is added, so that a value that is too long is refused and not
+            # appended.
             if free_bytes <= 0:
                 self._append_checked(key_group, value)
                 return
+            # Not atomic with the next line; the module's docstring says why that is enough.
             self._free_bytes = free_bytes
             self._add((key_group, value))
         except BaseException as error:
@@ -335,6 +342,7 @@ class AppendSide(ABC):
         Called under the lock.  Other threads may append meanwhile; these changes are in the next
         set.
         """
+        # The list may grow while this runs, so everything below stops at this length.
         end = len(self._appended)
         if not end:
             return (), 0
@@ -356,6 +364,7 @@ class AppendSide(ABC):
 
     def _end_appends(self) -> None:
         """Send every later append to the slow path, which refuses it."""
+        # Closed without a lock: an append compares its key group with this range anyway.
         self._start = _CLOSED_START
         self._end = _CLOSED_START - 1
 

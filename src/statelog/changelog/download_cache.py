@@ -174,8 +174,11 @@ class DownloadCache(ClosesAtExit):
             with self._runtime.lock:
                 if self._closed or path in self._not_kept:
                     break
+                # Three cases: unknown, so this caller fetches; ready, so it is read; else another
+                # fetches.
                 file = self._files.get(path)
                 if file is None:
+                    # From here on other callers of this file wait for this one.
                     self._files[path] = _File()
                 elif file.state is _State.READY:
                     self._use(path, file)
@@ -184,12 +187,15 @@ class DownloadCache(ClosesAtExit):
                         lambda: self._closed or path not in self._files or self._ready(path), None
                     )
                     continue
+            # Disk and store are used without the lock.
             if file is None:
                 return self._fetch(path)
             data = self._read(path)
+            # Another process or a bad disk may have changed the file, so each read is verified.
             if data is not None and checksum([data]) == file.checksum:
                 self._metrics.count("download_cache_hits")
                 return data
+            # Forgotten, so that the next round of the loop fetches it again.
             self._lost(path)
         self._metrics.count("download_cache_misses")
         return self._store.get(path)
@@ -268,6 +274,7 @@ class DownloadCache(ClosesAtExit):
     def _fetch(self, path: str) -> memoryview:
         """Return the file, left on disk by another process or from the store, and keep it."""
         try:
+            # 1. A file of this name may be here already, from another process of this host.
             self._remove_leftovers()
             data = self._read(path)
             whole = found_on_disk = data is not None and _proves_whole(data)
@@ -277,10 +284,12 @@ class DownloadCache(ClosesAtExit):
                 self._metrics.count("download_cache_misses")
                 data = self._store.get(path)
                 whole = _proves_whole(data)
+            # 2. Remember what the bytes must be, for later reads.
             proof = checksum([data])
         except BaseException:
             self._failed(path)
             raise
+        # 3. Keep the file if there is space for it; its caller gets the bytes in any case.
         if self._reserve(path, len(data), whole):
             if found_on_disk or self._write(path, data):
                 self._written(path, proof)
@@ -311,6 +320,7 @@ class DownloadCache(ClosesAtExit):
         """Return what to evict for a file of *size_bytes*; None if that is not enough."""
         free_bytes = self._max_bytes - self._used_bytes()
         evicted = []
+        # The oldest use first.  A file that is being written cannot be evicted.
         for path, file in self._files.items():
             if free_bytes >= size_bytes:
                 break
@@ -322,6 +332,7 @@ class DownloadCache(ClosesAtExit):
     def _next_check(self) -> int | None:
         """Return when to check for idle files; None if a check is pending or not needed."""
         uses_ns = [file.last_use_ns for path, file in self._files.items() if self._ready(path)]
+        # One timer at a time: when it fires, it schedules the next check.
         if self._check_pending or self._closed or not uses_ns:
             return None
         self._check_pending = True
@@ -347,6 +358,7 @@ class DownloadCache(ClosesAtExit):
             else:
                 self._forget(evicted)
                 file = self._files[path]
+                # The size counts from here on, so two writers cannot reserve the same space.
                 file.state = _State.WRITING
                 file.size_bytes = size_bytes
             self._runtime.lock.notify_all()
@@ -366,6 +378,7 @@ class DownloadCache(ClosesAtExit):
                 self._use(path, file)
             check_ns = self._next_check()
             self._runtime.lock.notify_all()
+        # `close` could not remove this file, because it was not complete.
         if closed:
             self._remove(self._file_of(path))
         self._schedule(check_ns)
@@ -373,6 +386,7 @@ class DownloadCache(ClosesAtExit):
     def _remove_idle(self) -> None:
         with self._runtime.lock:
             self._check_pending = False
+            # A use since the timer was set moved the file's time, so each file is checked again.
             until_ns = self._runtime.clock.now_ns() - self._idle_ns
             idle = [
                 path
@@ -402,6 +416,7 @@ class DownloadCache(ClosesAtExit):
         target = self._file_of(path)
         temporary = f"{target}.{self._runtime.ids.new_id()}{_TEMPORARY}"
         try:
+            # A reader of another process must never see half a file under its name.
             os.makedirs(os.path.dirname(target), exist_ok=True)
             write_file(temporary, data)
             os.replace(temporary, target)
@@ -418,6 +433,7 @@ class DownloadCache(ClosesAtExit):
         return True
 
     def _file_of(self, path: str) -> str:
+        # The store is part of the name: two stores may have the same path with different bytes.
         digest = hashlib.sha256(f"{self._store.url}\n{path}".encode()).hexdigest()
         directory = self._directories[int(digest[-8:], 16) % len(self._directories)]
         return os.path.join(directory, _PREFIX + digest[:40])

@@ -166,6 +166,7 @@ def _switch(settings: Mapping[str, object], keys: tuple[str, ...], default: bool
 def _hash_of(job_id: str) -> int:
     """Hash a job id as Flink does, as `JobID` or as text."""
     try:
+        # Flink's job ids are 32 hex digits; any other text is hashed as a Java string.
         number = int(job_id, 16) if len(job_id) == 32 else None
     except ValueError:
         number = None
@@ -272,6 +273,7 @@ class LocalBackup(ClosesAtExit):
         """
         copy = LocalCopy(self, os.path.join(self._folder, name))
         with self._runtime.lock:
+            # Every waiting copy holds its bytes in memory.
             crowded = self._writing >= _WAITING_MAX
             if crowded:
                 copy.state = _State.FAILED
@@ -300,8 +302,10 @@ class LocalBackup(ClosesAtExit):
                 except BaseException:  # of a signal handler, which ends the upload
                     copy.state = _State.GIVEN_UP
                     raise
+            # Read under the lock: `_written` may set it at the same moment.
             state = copy.state
             slow = copy.state is _State.WRITING
+            # From here on `_written` removes the file, since no caller will.
             if slow or not wanted:
                 copy.state = _State.GIVEN_UP
         if state is _State.COMPLETE and not wanted:
@@ -314,6 +318,7 @@ class LocalBackup(ClosesAtExit):
         return taken
 
     def _write(self, copy: LocalCopy, content: Buffers) -> None:
+        # Given up while it waited for a thread: nothing to write.
         if copy.state is not _State.WRITING:
             return
         temporary = f"{copy.path}.{self._runtime.ids.new_id()}.tmp"

@@ -103,6 +103,7 @@ def _read(path: str, start: int, length: int) -> memoryview:
         raise StoreError(f"{path} is not an absolute path, so it is not a local copy", path=path)
     try:
         with open(path, "rb") as file:
+            # A length of -1 reads to the end.
             file.seek(start)
             return memoryview(file.read(length))
     except FileNotFoundError as error:
@@ -176,6 +177,7 @@ class LocalChangelogRegistry(ClosesAtExit):
         """
         paths = [handle.path for handle in handles if isinstance(handle, FileStateHandle)]
         with self._runtime.lock:
+            # All or none: a handle with one missing copy cannot be read locally.
             alive = all(path in self._copies for path in paths)
             for path in paths if alive and checkpoint_id != _NO_CHECKPOINT else ():
                 self._copies[path].uses.add(checkpoint_id)
@@ -192,6 +194,7 @@ class LocalChangelogRegistry(ClosesAtExit):
         """
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         with self._runtime.lock:
+            # Confirmations may arrive out of order; an older one ends no use of a newer checkpoint.
             self._confirmed = max(checkpoint_id, self._confirmed or checkpoint_id)
             unneeded = self._end_uses(lambda use: use < checkpoint_id)
         self._delete(unneeded)
@@ -255,6 +258,7 @@ class LocalChangelogRegistry(ClosesAtExit):
         """
         limit_s = seconds(timeout_s, "timeout_s", low=0)
         with self._runtime.lock:
+            # Deletions that run have left the map already, so only they are awaited.
             self._copies.clear()
             self._runtime.lock.wait_for(lambda: self._deleting == 0, limit_s)
         if self._owns_runtime:

@@ -196,15 +196,18 @@ def _read_sets(
     """Yield the sets of *handle*; consecutive entries of one file share its bytes."""
     report = report if report is not None else ReadReport()
     copies = _copies_of(handle, local, report)
+    # Neighbouring entries of one file share its bytes, and so its request.
     for stream, group in groupby(handle.handles_and_offsets, key=lambda entry: entry.handle):
         entries = list(group)
         copy = copies.get(stream)
+        # 1. The local copy, if it is whole.
         if copy is not None and (batches := _read_copy(disk, copy, entries, report)) is not None:
             if metrics is not None:
                 metrics.count("local_recovery_hits")
                 metrics.count("local_recovery_bytes", copy.size_bytes)
             yield from batches
             continue
+        # 2. Else the store, or the bytes in the handle.
         if isinstance(stream, FileStateHandle):
             report.remote_files += 1
             if local is not None and metrics is not None:
@@ -229,6 +232,7 @@ def _copies_of(
     """Return the local copy of each file of *handle* that has one."""
     if local is None:
         return {}
+    # A copy has the same entries at the same offsets; anything else is the copy of another handle.
     pairs = list(zip(handle.handles_and_offsets, local.handles_and_offsets, strict=False))
     if (
         local.state_handle_id != handle.state_handle_id
@@ -272,6 +276,7 @@ def _read_entries(
     source: FileSource, stream: StreamStateHandle, entries: list[HandleAndOffset]
 ) -> Iterator[ChangeBatch]:
     """Yield the sets of *entries*, which are all stored in *stream*."""
+    # One set of a large file: only its bytes are fetched.
     if len(entries) == 1 and (batch := _read_lone_set(source, stream, entries[0])):
         yield batch
         return
@@ -303,6 +308,7 @@ def _read_lone_set(
     """
     if not isinstance(stream, FileStateHandle) or entry.size_bytes is None or entry.crc32c is None:
         return None
+    # Most of the file is needed anyway, and the whole file has a checksum of its own.
     if entry.size_bytes > stream.size_bytes * _RANGED_GET_FRACTION:
         return None
     try:
@@ -357,11 +363,13 @@ def _as_binary(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
     if pa.types.is_binary(values.type):
         yield values, 0
         return
+    # A slice shares its buffers with the whole array, so its own offsets begin at `values.offset`.
     offsets = np.frombuffer(values.buffers()[1], dtype=np.int64)
     offsets = offsets[values.offset : values.offset + len(values) + 1]
     start = 0
     while start < len(values):
         end = int(np.searchsorted(offsets, offsets[start] + INT32_MAX, side="right")) - 1
+        # At least one value, whatever its length: no value exceeds 2 GiB.
         end = max(start + 1, end)
         yield values.slice(start, end - start).cast(pa.binary()), start
         start = end
@@ -369,6 +377,7 @@ def _as_binary(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
 
 def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa.RecordBatch]]:
     """Yield the changes of several handles, as `read_change_batches` does for each."""
+    # A local disk answers at once, so no round trip is shared.
     if endpoint_of(store) is None:
         for handle, key_groups in parts:
             yield read_change_batches(store, handle, key_groups)
@@ -377,6 +386,7 @@ def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa
         if len(window) == 1:
             yield read_change_batches(store, *window[0])
             continue
+        # Neighbours in one file are read by one call, which fetches that file once.
         together = [list(neighbours) for _, neighbours in groupby(window, key=_first_path)]
         reads = [partial(_read, store, batches) for batches in together]
         for batches in ask_at_once(store, reads):

@@ -111,6 +111,7 @@ class TaskChangelogRegistry(ClosesAtExit):
             return
         copy_path = None
         if copy is not None and self._copies is not None:
+            # Before the file: a release of the file must find the copy.
             self._copies.track(copy)
             copy_path = copy.path
         with self._runtime.lock:
@@ -126,6 +127,7 @@ class TaskChangelogRegistry(ClosesAtExit):
         if _is_file(handle):
             with self._runtime.lock:
                 file = self._files.get(handle.path)
+                # An offer never takes a file back from a checkpoint.
                 if file is not None and file.owner is FileOwner.TASK:
                     file.owner = FileOwner.OFFERED
 
@@ -144,6 +146,7 @@ class TaskChangelogRegistry(ClosesAtExit):
                 file = self._files.get(handle.path)
                 if file is None:
                     return
+                # The last needed set of a file ends the tracking, whichever writer it belongs to.
                 file.num_sets -= 1
                 if file.num_sets:
                     return
@@ -154,6 +157,8 @@ class TaskChangelogRegistry(ClosesAtExit):
         """Delete a file that is in no result."""
         if _is_file(handle):
             with self._runtime.lock:
+                # An attempt may fail before its file is tracked, and may have written it all the
+                # same.
                 file = self._files.get(handle.path, _File(0, None))
                 self._remove(handle.path, file)
             self._clean_up(handle.path, file)
@@ -189,6 +194,7 @@ class TaskChangelogRegistry(ClosesAtExit):
 
     def _clean_up(self, path: str, file: _File) -> None:
         """Delete a file that was removed, and its copy, unless a checkpoint owns it."""
+        # The checkpoint's file stays, and its copy for as long as a checkpoint uses it.
         owned = file.owner is FileOwner.CHECKPOINT
         if not owned:
             self._delete(path)

@@ -212,11 +212,15 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         )
         future.set_running_or_notify_cancel()
         with self._runtime.lock:
+            # Check before the cut: a refused persist must leave the writer as it was.
             self._log.check_persist(first)
             self._cut()
+            # The future is known before the step, because a direct scheduler may complete it at
+            # once.
             persist_id = self._persists.add(future, checkpoint_id)
             actions = self._step(PersistRequested(persist_id, first))
             self._measure_free_bytes(self._log.pending_bytes)
+        # Without the lock: this uploads, and may wait for capacity.
         self._perform(actions)
         return future
 
@@ -241,6 +245,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         checkpoint_id = whole_number(checkpoint_id, "checkpoint_id", low=0)
         first = SequenceNumber.of(from_sqn)
         end = SequenceNumber.of(to_sqn)
+        # The remote files first: a local copy is only an optimization.
         self._post(Confirmed(first.value, end.value))
         if self._registry.copies is not None:
             self._registry.copies.discard_up_to_checkpoint(checkpoint_id)
@@ -375,8 +380,10 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
 
     def _end_writer(self, event: Closed) -> None:
         with self._runtime.lock:
+            # Under the lock: of two concurrent closes, only one performs the actions.
             first = not self._log.closed
             actions = self._step(event)
+        # An append that is under way may still be added: `_forget_appended` drops it.
         self._end_appends()
         if not first:
             return

@@ -270,6 +270,7 @@ class AttachmentLog:
     def __init__(self, policy: AttachmentPolicy, put: PutObject) -> None:
         self._policy = policy
         self._put = put
+        # Of the committed checkpoint, and of the one being made.  A commit replaces the first.
         self._tails: dict[_Place, _Tail] = {}
         self._next: dict[_Place, _Tail] = {}
 
@@ -298,11 +299,13 @@ class AttachmentLog:
         policy = self._policy
         fresh = []
         self._next = dict(self._tails)
+        # 1. What the checkpoint before named, without what is too old.
         present = {
             attachment.path: msgspec.structs.replace(attachment, is_fresh=False)
             for attachment in of_kinds(before, policy.kind)
             if attachment.at_ms > now_ms - policy.age_ms
         }
+        # 2. What is new, by place: several tasks may send to one.
         places: dict[_Place, list[Addition]] = {}
         for addition in additions:
             places.setdefault((addition.operator, addition.name), []).append(addition)
@@ -311,12 +314,14 @@ class AttachmentLog:
             if sent:
                 batch = _Batch(now_ms, checkpoint_id, sum(addition.count for addition in sent))
                 fresh += self._write(place, sent, batch, present)
+            # 3. Objects that tasks wrote are named as they are, and never joined.
             for addition_of_place in group:
                 if addition_of_place.file is not None:
                     batches = (_Batch(now_ms, checkpoint_id, addition_of_place.count),)
                     fresh.append(
                         self._attachment([addition_of_place], addition_of_place.file, batches)
                     )
+                    # A later item must not move in front of this object.
                     if policy.is_ordered:
                         self._next.pop(place, None)
         return self._bounded([*present.values(), *fresh])
@@ -331,6 +336,7 @@ class AttachmentLog:
         """Write what tasks sent; with the items of the tail, which is then no longer kept, if it fits."""
         policy = self._policy
         tail = self._tails.get(place)
+        # Join the items with the tail if both fit in one object; else begin a new object with them.
         later = [data for addition in sent for data in addition.data]
         try:
             contents = policy.contents(later)
@@ -342,9 +348,11 @@ class AttachmentLog:
                 raise
             _log.warning("checkpoint %d has no %s: %s", batch.checkpoint_id, policy.what, error)
             return []
+        # The new object has the tail's items, so the checkpoint names it in place of the tail.
         if tail is not None and joined is not None:
             present.pop(tail.path, None)
         self._next.pop(place, None)
+        # Small enough to be joined with the next micro-batch.
         if len(data) <= policy.tail_bytes:
             self._next[place] = _Tail(handle.path, contents, batches)
         return [self._attachment(sent, handle, batches)]
@@ -389,6 +397,7 @@ class AttachmentLog:
     def _bounded(self, every: Sequence[Attachment]) -> tuple[Attachment, ...]:
         """Return as many of the newest attachments as are kept, and all of this micro-batch."""
         policy = self._policy
+        # Two bounds: of checkpoints, and of objects.  What this micro-batch wrote is never dropped.
         ids = sorted({attachment.newest for attachment in every})[-policy.checkpoints_max :]
         every = [attachment for attachment in every if attachment.newest in ids]
         dropped = [

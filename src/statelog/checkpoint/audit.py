@@ -149,6 +149,7 @@ def encoded(part: BeginPart | EndPart) -> bytes:
 
 def read_audit_log(store: ObjectStore, limit: int | None = None) -> AuditLog:
     """Return the audit lines of a location; objects that are damaged are reported as such."""
+    # A line is found by the objects that exist; either of its two may be missing.
     lines: dict[str, dict[str, ObjectInfo]] = {}
     unknown = []
     for info in store.list(PATHS.audit):
@@ -157,6 +158,7 @@ def read_audit_log(store: ObjectStore, limit: int | None = None) -> AuditLog:
             unknown.append(info.path)
         else:
             lines.setdefault(parsed[0], {})[parsed[1]] = info
+    # A name begins with its time, so the order of names is the order of time.
     names = sorted(lines)
     newest = names if limit is None else names[max(len(names) - limit, 0) :]
     return AuditLog(
@@ -186,6 +188,7 @@ def _line(store: ObjectStore, name: str, parts: Mapping[str, ObjectInfo]) -> Aud
 
 def _read(store: ObjectStore, info: ObjectInfo, kind: type[_Part]) -> _Part:
     path = info.path
+    # Anybody with access to the store can put an object here, so its size is checked first.
     if info.size_bytes > OBJECT_BYTES_MAX:
         raise CorruptionError(
             f"{path} has {info.size_bytes} bytes, and an audit line up to {OBJECT_BYTES_MAX}: "
@@ -195,6 +198,7 @@ def _read(store: ObjectStore, info: ObjectInfo, kind: type[_Part]) -> _Part:
     trailer = read_verified(store, path, lambda data: parse_segment(data, where=path)).trailer
     sections: Mapping[bytes, bytes] = {} if trailer is None else trailer.sections
     try:
+        # The version first: a newer format may have other fields.
         version = decode_json(sections[_SECTION], msgspec.json.Decoder(_Version)).version
         if version > VERSION:
             raise IncompatibleFormatError(
@@ -255,6 +259,7 @@ class AuditedOperation:
         if self._outer is not None:
             self._outer()
             return
+        # `setdefault` is atomic, so exactly one thread puts the object and the others wait for it.
         first: Future[None] = Future()
         begun = self._begun.setdefault(BEGIN, first)
         if begun is not first:  # another thread has put it, or does so now
@@ -263,6 +268,7 @@ class AuditedOperation:
         try:
             self._put_begin()
         except BaseException as error:
+            # The next change tries again.
             self._begun.clear()
             first.set_exception(error)
             raise
@@ -322,6 +328,7 @@ def audited(store: ObjectStore, operation: str, **arguments: Json) -> Iterator[A
     """
     place = store if isinstance(store, LocationStore) else LocationStore(store)
     operated = AuditedOperation(place, operation, dict(arguments), place.before_change)
+    # Inside of another operation: its line covers this one too.
     if place.before_change is not None:
         yield operated
         return

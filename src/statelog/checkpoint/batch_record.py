@@ -120,6 +120,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def of_properties(cls, stored: Mapping[str, Json], checkpoint_id: int) -> BatchRecord:
         """Return the record in the properties of a checkpoint."""
         properties: JsonObject = dict(stored)
+        # Before the conversion, which would report a newer record as an invalid one.
         version = properties.get("version")
         if isinstance(version, int) and version != _VERSION:
             raise IncompatibleFormatError(
@@ -134,6 +135,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
                 f"checkpoint {checkpoint_id} was not made by a streaming query: {error}",
                 reason="incompatible",
             ) from error
+        # Paths in a record are read and deleted, so a forged record must not name others.
         check_source_folders(record.source_folders, record.source_logs)
         for attachment in record.attachments:
             checked_path(attachment.path)

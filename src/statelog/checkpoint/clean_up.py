@@ -105,6 +105,7 @@ def release_parent(store: LocationStore, fork_id: str, *, apply: bool) -> Parent
         if error.reason != "parent":
             raise
         return ParentRelease(fork_id=fork_id, problem=str(error))
+    # The tag first: if this stops between both, the reference finds the tag again.
     if released is not None and apply:
         # Imported here: only the clean-up of a fork writes a line of the audit log.
         from statelog.checkpoint.audit import audited
@@ -183,6 +184,7 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
             else:
                 failures = failures + 1
                 reason = str(error)
+    # After too many failures the rest was not tried: it is reported as failed too.
     gone = set(deleted)
     failed = tuple(path for path in waiting if path not in gone)
     return CleanUpReport(deleted=tuple(deleted), failed=failed, reason=reason)
@@ -314,6 +316,7 @@ def _release_parents(
     if not isinstance(store, LocationStore):
         return ()
     releases = []
+    # A list, because the loop deletes what it lists.
     for info in list(store.list(PATHS.parents)):
         fork_id = info.path.removeprefix(f"{PATHS.parents}/")
         is_needed = any(path.startswith(parent_path(fork_id, "")) for path in needed)
@@ -372,6 +375,7 @@ class BatchedCleanUp:
         self._store = store
         self._clock_ms = clock_ms
         self._start = start
+        # At most one request is under way, so results are taken in the order of their commits.
         self._running: Future[_Result] | None = None
         self._waits_since_ms: int | None = None
         self._leftovers: tuple[int, ...] = ()
@@ -384,6 +388,7 @@ class BatchedCleanUp:
 
     def now(self, ledger: CheckpointLedger) -> CleanUpReport:
         """Delete everything that is unneeded; list nothing but the tags."""
+        # The batch under way may delete the same objects, so its result comes first.
         self._finish(ledger)
         self._waits_since_ms = None
         request = CleanUpRequested(None)
@@ -391,6 +396,7 @@ class BatchedCleanUp:
             # Read after the commit: a caller that tags a checkpoint then sees that it is subsumed.
             request = self._listed(ledger.subsumed)
         report = CleanUpReport()
+        # The ledger is told what was deleted; what failed stays garbage there.
         for action in self._deletions(ledger, request):
             deletion = delete_objects(self._store, action.paths)
             ledger.handle(Deleted(deletion.deleted), self._now_ns())
@@ -400,16 +406,20 @@ class BatchedCleanUp:
     def when_due(self, ledger: CheckpointLedger) -> None:
         """Record the results of the batch under way, and begin the next one if it is due."""
         while self._running is not None:
+            # Twice a batch: the store is slower than the query, so the query waits for it.
             is_full = len(ledger.subsumed) >= 2 * BATCH_COMMITS
             if not self._running.done() and not is_full:
                 return
             self._take_result(ledger)
         if self._is_due(ledger):
+            # Fixed here: a checkpoint that is subsumed while the tags are listed belongs to the
+            # next batch.
             subsumed = ledger.subsumed
             self._waits_since_ms = None
             self._running = self._start(partial(self._listed, subsumed))
 
     def _is_due(self, ledger: CheckpointLedger) -> bool:
+        # Leftovers of an earlier owner are few and old, so they are not made to wait.
         if self._leftovers or len(ledger.subsumed) >= BATCH_COMMITS:
             return True
         now_ms = self._clock_ms()
@@ -420,6 +430,7 @@ class BatchedCleanUp:
 
     def _listed(self, subsumed: tuple[int, ...]) -> CleanUpRequested:
         """Return the pins of the location, read after the commits that subsumed *subsumed*."""
+        # The objects of a leftover are known only from its metadata.
         reads = [partial(kept_checkpoint, self._store, leftover) for leftover in self._leftovers]
         leftovers = tuple(
             checkpoint for checkpoint in ask_at_once(self._store, reads) if checkpoint is not None
@@ -444,6 +455,7 @@ class BatchedCleanUp:
         self, ledger: CheckpointLedger, request: CleanUpRequested
     ) -> list[DeleteObjects]:
         """Settle what was listed; return the deletions that the ledger asks for."""
+        # With the pins the leftovers are settled, whether they were deleted or pinned.
         if request.pins is not None:
             self._leftovers = ()
         actions = ledger.handle(request, self._now_ns())

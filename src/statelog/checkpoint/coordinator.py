@@ -98,6 +98,7 @@ class CheckpointCoordinator:
         recorder: CheckpointRecorder | None = None,
         pause: Callable[[float], None] = pause_thread,
     ) -> None:
+        # What the caller chose.
         self._recorder = recorder
         self._pause = pause
         self._store = store
@@ -105,6 +106,7 @@ class CheckpointCoordinator:
         self._max_parallelism = max_parallelism
         self._options = options
         self._clock_ms = clock_ms
+        # What `claim` and `restore` find, and every checkpoint changes.
         self._ledger = self._new_ledger()
         self._claim: ClaimRecord | None = None
         self._entries = Entries(store)
@@ -216,20 +218,25 @@ class CheckpointCoordinator:
         """
         claim = self._claim
         entries = Entries(self._store) if claim is None else self._entries
+        # 1. Read what the location has.
         point = find_restore_point(entries, checkpoint_id, pins=self._pins)
         checkpoint = point.checkpoint
         if checkpoint is not None:
+            # 2. A checkpoint above this owner's claim: a later owner has committed, so this one
+            # must stop.
             if claim is not None and checkpoint.checkpoint_id > claim.number:
                 self._fence(
                     f"checkpoint {checkpoint.checkpoint_id} of {self._store.url} was committed by "
                     f"{checkpoint.owner_id!r} after claim {claim.number} of this owner"
                 )
             check_key_groups(self._store.url, checkpoint, self._max_parallelism)
+        # 3. Begin with it.  Everything that was learned of the history before is replaced.
         restored = Restored(checkpoint, point.retained, point.pins, point.given_up)
         self._ledger.handle(restored, self._now_ns())
         self._clean_ups.begin(point.leftovers)
         self._next_id = 0 if claim is None else claim.next_number
         self._timeline = _timeline_after(claim, checkpoint, begins_timeline)
+        # Drop the entries that were read: their change sets take memory.
         self._entries = Entries(self._store, entries.ids)
         self._pins = None
         self._prepared = None
@@ -258,6 +265,7 @@ class CheckpointCoordinator:
                 "declined with an unknown outcome: the location may have another owner and other "
                 "checkpoints"
             )
+        # A checkpoint under way may be triggered again; a fenced ledger has its own error.
         is_first = self._ledger.pending_id is None and not self._ledger.is_fenced
         if is_first and checkpoint_id != self._next_id:
             raise CheckpointError(
@@ -296,6 +304,7 @@ class CheckpointCoordinator:
         Thread: the driver's.
         """
         self._ledger.handle(Declined(checkpoint_id, reason), self._now_ns())
+        # Its put may have succeeded, or may succeed later: only a new claim finds out which.
         if self._prepared is not None:
             self._claim = None
             self._restored = False
@@ -331,18 +340,22 @@ class CheckpointCoordinator:
 
         Blocks: On the store (one put).   Thread: the driver's.
         """
+        # 1. Fix the parts.
         (plan,) = self._ledger.handle(CommitRequested(checkpoint_id), self._now_ns())
         if not isinstance(plan, WriteMetadata):
             raise UsageError(f"checkpoint {checkpoint_id} has nothing to commit")
+        # 2. Build the object once: a repeated put must have the same bytes to be recognized.
         if self._prepared is None:
             self._prepared = self._prepare(plan, properties, sections or {})
         prepared = self._prepared
+        # 3. The put is the commit.  Before it nothing has happened; after it, it cannot be undone.
         fail_point("before-commit")
         try:
             put_commit(self._store, prepared, self._pause)
         except FencedError as conflict:
             self._fence(str(conflict), conflict.__cause__)
         fail_point("after-commit")
+        # 4. From here on only this process is informed; a crash loses nothing.
         checkpoint = prepared.checkpoint
         self._committed_bytes = sum(len(buffer) for buffer in prepared.buffers)
         self._next_id = checkpoint_id + 1
@@ -459,6 +472,7 @@ class CheckpointRecorder:
         self, checkpoint: CompletedCheckpoint, previous: CompletedCheckpoint | None
     ) -> None:
         """Record a completed checkpoint; parts shared with *previous* are not new."""
+        # What the parent has too was counted with an earlier checkpoint.
         before = set(previous.materialized) if previous is not None else set()
         sizes = [
             (max(snapshot.handle.size_bytes, 0), snapshot not in before)
@@ -494,6 +508,7 @@ def prepare_commit(
     checkpoint: CompletedCheckpoint, sections: Mapping[bytes, bytes], *, compress: bool
 ) -> MetadataFile:
     """Build the metadata object of a checkpoint."""
+    # The random text tells this object from one with equal content that another owner put.
     checkpoint = replace(checkpoint, attempt=os.urandom(8).hex())
     path = PATHS.metadata(checkpoint.checkpoint_id)
     return write_metadata(checkpoint, path, compress=compress, sections=sections)
@@ -512,6 +527,7 @@ def _timeline_after(
         return Timeline() if base is None else base.timeline
     if base is None:
         return Timeline(claim.location_id, claim.timeline)
+    # The original may go on too, so the numbers of the copy must not be taken for its numbers.
     is_moved = base.timeline.location_id != claim.location_id
     if is_moved or begins_timeline or claim.newest != base.checkpoint_id:
         return base.timeline.continued(claim.location_id, claim.number, base.checkpoint_id)

@@ -149,6 +149,7 @@ class EditSession:
             options=CheckpointOptions(retained=self._retained or max(2, len(like.retained))),
             clock_ms=self._clock_ms,
         )
+        # From here on a running query cannot commit.
         self._claimed.claim()
         fail_point("edit-claimed")
 
@@ -178,6 +179,7 @@ class EditSession:
         Blocks: On the store.
         """
         self._claim(expected)
+        # What the caller read may be old by now: compare before anything is written.
         base = self._coordinator.restore()
         if base is None or base.checkpoint_id != expected.checkpoint_id:
             newest_text = "none" if base is None else str(base.checkpoint_id)
@@ -219,6 +221,7 @@ class EditSession:
         base = self._base
         if base is None:
             raise CheckpointError("claim a checkpoint before a commit", reason="unknown")
+        # 1. All that the claimed checkpoint has, so that the query continues where it was.
         sections = _unreserved(read_checkpoint(self._store, base.checkpoint_id).sections)
         record = BatchRecord.of(base)
         # None is "unknown": the query looks, and runs a micro-batch if a timer is due.
@@ -228,6 +231,7 @@ class EditSession:
             else operator
             for index, operator in enumerate(record.operators)
         )
+        # 2. What this edit replaces of it.
         changed: dict[str, object] = {}
         if output is not None:
             sections.pop(OUTPUT_TAG, None)
@@ -235,6 +239,7 @@ class EditSession:
             changed["output_files"] = [handle.to_json() for handle in output.files]
         if attachments is not None:
             changed["attachments"] = attachments
+        # 3. Commit, and then delete what the commit subsumed.
         record = msgspec.structs.replace(record, operators=operators, **changed)
         properties = with_record(base.properties, record)
         completed = _put(self._coordinator, base, changes, properties, sections)
@@ -380,6 +385,7 @@ def _put(
 ) -> CompletedCheckpoint:
     checkpoint_id = coordinator.next_checkpoint_id
     everything = KeyGroupRange(0, base.max_parallelism - 1)
+    # A checkpoint needs an acknowledgement of at least one range, with or without changes.
     changes = changes or [TaskStateSnapshot(everything, None)]
     coordinator.trigger(checkpoint_id, [change.key_group_range for change in changes])
     for change in changes:

@@ -132,6 +132,7 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
         entry = StoredCheckpoint(record, trailer.sections, size)
         what = "checkpoint"
         number_inside = record.checkpoint_id
+    # A record under a number that is not its own would be restored as another checkpoint.
     if number_inside != number:
         raise CorruptionError(
             f"{path} contains {what} {number_inside}; the object was moved or copied", path=path
@@ -141,8 +142,10 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
 
 def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
     """Return the trailer of an object, and the size of the whole."""
+    # Usually one request: the record is at the end, and the end is small.
     tail, size = read_tail(store, path, _TAIL_SIZE)
     if len(tail) >= FOOTER.size:
+        # A large checkpoint: the footer says how much more is needed.
         needed = FOOTER.size + FOOTER.unpack(tail[-FOOTER.size :])[0]
         if len(tail) < needed <= size:
             tail = store.get_range(path, size - needed, needed)
@@ -252,6 +255,7 @@ class Entries:
             top = self.top()
             if top is None:
                 return None
+            # Remembered, to detect below whether an owner has gone on meanwhile.
             last = self.ids[-1:]
             number = self.ids[-1]
             try:
@@ -272,6 +276,7 @@ class Entries:
     def _damaged(
         self, checkpoint_id: int, error: CorruptionError | ObjectNotFoundError
     ) -> CheckpointError:
+        # Found for the message only: nothing is restored that the caller did not name.
         older = (number for number in reversed(self.ids) if number < checkpoint_id)
         usable = next(
             (number for number in older if is_usable(self.store, number, whole=True)), None
@@ -349,6 +354,7 @@ def may_be_claim(store: ObjectStore, number: int) -> bool:
 
 def missing_objects(store: ObjectStore, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
     """Return the objects of the checkpoint that do not exist."""
+    # One listing instead of a request for each object; those outside of the location are asked for.
     listed = {info.path for info in store.list()}
     return tuple(
         path

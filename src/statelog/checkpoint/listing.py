@@ -160,6 +160,7 @@ def list_checkpoints(store: ObjectStore) -> list[CheckpointSummary]:
 
 def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedCheckpoint | None]]:
     """Return what `list_checkpoints` returns, each with its checkpoint; None if it cannot be read."""
+    # Two rounds of requests, each sent at once: what exists, then what is in it.
     ids, pins = ask_both(store, lambda: present_ids(store), lambda: read_pins(store))
     reads = [partial(_read, store, checkpoint_id) for checkpoint_id in ids]
     answers, newest = ask_both(
@@ -170,6 +171,7 @@ def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedC
         for checkpoint_id, answer in zip(ids, answers, strict=True)
         if answer is not None
     }
+    # The list is what a person looks at to repair a damaged location, so it must not fail.
     if isinstance(newest, StatelogError):
         readable = [entry for entry in entries.values() if isinstance(entry, StoredCheckpoint)]
         newest = readable[-1].checkpoint if readable else None
@@ -241,6 +243,7 @@ _ID: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "checkpoint") -> int:
     """Return the id of the checkpoint that a caller names."""
+    # By type, then by form: a time, a number, a position, a word, a tag, and a time as text.
     if isinstance(given, dt.datetime):
         return find_checkpoint_at(store, _with_zone(given))
     if not isinstance(given, str):

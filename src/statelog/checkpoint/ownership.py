@@ -83,8 +83,10 @@ def claim_location(
     """
     store = entries.store
     attempt = os.urandom(8).hex()
+    # Verified before the first put: without put-if-absent no claim means anything.
     ask_both(store, entries.list_again, verify)
     for _ in range(_ATTEMPTS):
+        # 1. Find the first free number, and the history that it continues.
         _, lowest = ask_both(store, entries.top, entries.lowest)
         number = entries.next_number
         location_id, timeline = _history(entries, number, attempt)
@@ -100,7 +102,9 @@ def claim_location(
             location_id=location_id,
             timeline=timeline,
         )
+        # 2. Put the claim.  If another entry has the number, look again.
         if put_claim(store, claim, pause):
+            # 3. Only a claim above all entries fences the owner before.
             pins = _pins_if_last(entries, claim)
             if pins is not None:
                 entries.end_with(claim)
@@ -123,6 +127,7 @@ def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
     top = entries.top()
     if isinstance(top, CorruptionError):
         top = entries.newest_readable()
+    # An empty location gets its identity from the attempt, which no other claim has.
     location_id, timeline = (attempt, number) if top is None else _history_of(top)
     if entries.copy_id not in (None, location_id):
         return entries.copy_id, number

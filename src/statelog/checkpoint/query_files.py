@@ -67,6 +67,7 @@ def read_source_logs(
 ) -> tuple[SourceLog, ...]:
     """Return the entries in the logs of the sources between two sets of offsets."""
     logs = []
+    # A source that was added since the last batch did not have an offset before.
     for source, (folder, offset) in enumerate(zip(folders, offsets, strict=True)):
         covered = logged_range(before[source] if source < len(before) else None, offset)
         if covered is not None:
@@ -93,6 +94,7 @@ def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str
 def entry_of_log(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None:
     """Return the files of one entry, from its own file or a compact one."""
     name = f"{folder}/{entry}"
+    # Three places: its own file; a compact file of its number; the next compact file.
     data = files.read(name)
     if data is not None:
         return parse_files(data, name)
@@ -106,11 +108,13 @@ def entry_of_log(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] 
 
 def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | None:
     """Return the files of one entry from a compact file, read from its end."""
+    # The entries of a compact file ascend, so the newest ones are read without the whole file.
     size = _TAIL
     while True:
         data = files.read(name, size)
         if data is None:
             return None
+        # A tail may begin within a line, which is not parsed.
         whole = len(data) < size
         listed = parse_files(data, name, whole=whole)
         if whole or (listed and listed[0].batch_id < entry):
@@ -204,6 +208,7 @@ def _check_sums(files: QueryFiles, batch_id: int) -> None:
     sums = files.read(f"{OFFSETS}/.{batch_id}.crc")
     if sums is None or len(sums) < _CHECKSUMS.size:
         return
+    # Hadoop's layout: magic, bytes per checksum, then one CRC-32 for each chunk.
     magic, chunk = _CHECKSUMS.unpack_from(sums)
     if magic != _MAGIC or not chunk:
         return

@@ -135,12 +135,14 @@ def _given_up(entries: Entries, checkpoint_id: int, is_pinned: bool) -> Retained
 
     Of one that cannot be read, and that no pin holds, only the metadata is deleted.
     """
+    # Read already: no request.
     entry = entries.read_before(checkpoint_id)
     if isinstance(entry, StoredCheckpoint):
         return RetainedCheckpoint(checkpoint_id, objects_of(entry.checkpoint))
     kept = kept_checkpoint(entries.store, checkpoint_id)
     if kept is None or kept.objects is not None or is_pinned:
         return kept
+    # A claim stays for ever, also if it cannot be read: deleting it would free its number.
     if may_be_claim(entries.store, checkpoint_id):
         return None
     return RetainedCheckpoint(checkpoint_id, (PATHS.metadata(checkpoint_id),))
@@ -240,6 +242,7 @@ def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, 
                 "retainedCheckpoints, and `statelog tag` keeps one",
             )
     base = stored.checkpoint
+    # An older checkpoint may have lost objects to a garbage collection, so look before it is used.
     if missing := missing_objects(store, base):
         raise unusable(
             checkpoint_id,

@@ -112,6 +112,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         Raises:
             ClosedError: The stream is closed (an empty write is allowed).
         """
+        # Bytes are immutable, so only other buffers are copied.
         piece = data if data.__class__ is bytes else bytes(memoryview(data))
         size = len(piece)
         if not size:
@@ -121,6 +122,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         buffer = self._buffer
         if len(buffer) + size > self._buffer_bytes:
             self._end_piece()
+            # A large write is a piece of its own; copying it into the buffer would gain nothing.
             if size >= self._buffer_bytes:
                 self._add_piece(piece)
                 return size
@@ -188,6 +190,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
             return self._put_object(self._new_path, pieces)
         cause: OSError | None = None
         path = ""
+        # A new name for each attempt: the object of a failed one may still arrive.
         for _ in range(MAX_ATTEMPTS):
             path = self._new_path()
             try:
@@ -318,6 +321,7 @@ def _copy(
     # Without a checksum it may be a changelog file, whose handle counts uncompressed bytes.
     is_verifiable = handle.crc32c is not None
     data = read_stream(store, handle) if is_verifiable else store.get(handle.path)
+    # The file's own name first, then new ones.
     with suppress(OSError):  # an object of this name may be another copy: it is not deleted
         path = new_path(handle.path.rpartition("/")[2])
         store.put_if_absent(path, data)

@@ -89,6 +89,7 @@ def put_tag(
     attempt = os.urandom(8).hex()
     path = PATHS.tag(tag.kind.value, tag.name, tag.checkpoint_id, tag.newest, attempt)
     content = TagContent(created_at_ms=clock_ms(), facts=dict(facts or {}), files=dict(files or {}))
+    # Put first and check then: from the put on every clean-up sees the tag.
     create(store, path, _encoded(content))
     new = Tag(
         kind=tag.kind,
@@ -140,6 +141,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
             path=tag.path,
         )
     for name in files:
+        # A fork writes these files, so a forged name must not lead out of its folder.
         if not _POSITION_FILE.fullmatch(checked_path(name)):
             raise CorruptionError(
                 f"damaged or forged tag {path}: it has the file {name!r:.200}, and the position of a "
@@ -183,6 +185,7 @@ def _check_retained(store: ObjectStore, tag: Tag) -> None:
     newest = Entries(store, ids).newest()
     retained: tuple[int, ...] = ()
     if newest is not None:
+        # The new tag itself must not be the reason that the checkpoint counts as retained.
         others = [other.pin for other in list_tags(store) if other.path != tag.path]
         retained = newest.retained
         if tag.checkpoint_id in retained_with(store, others, newest, ids):

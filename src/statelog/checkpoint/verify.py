@@ -103,20 +103,24 @@ def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
     needs = _Needs()
     unreadable: set[str] = set()
     checkpoints: dict[int, CompletedCheckpoint] = {}
+    # 1. The metadata of every retained checkpoint.
     for finding, checkpoint in _checkpoints(store):
         if checkpoint is None:
             unreadable.add(finding.path)
             yield finding
         else:
             checkpoints[checkpoint.checkpoint_id] = checkpoint
+    # 2. The objects that they name, each once, however many checkpoints need it.
     for checkpoint in checkpoints.values():
         needs.add(checkpoint, PATHS.metadata(checkpoint.checkpoint_id))
     needs.add_failed_recordings(store)
+    # 3. Each checkpoint against its parent: an object may be sound and still not be named.
     gaps = {
         PATHS.metadata(child.checkpoint_id): gap
         for child in checkpoints.values()
         if child.parent_id in checkpoints and (gap := _log_gap(checkpoints[child.parent_id], child))
     }
+    # 4. Read the objects.  A gap is reported with the metadata of the checkpoint that has it.
     for result in needs.verified(store, unreadable):
         gap = gaps.get(result.path, "")
         yield (
@@ -279,6 +283,7 @@ def _checkpoints(store: ObjectStore) -> Iterator[tuple[VerifiedObject, Completed
     """Yield the retained checkpoints, newest first; None for one that cannot be read."""
     checked: set[int] | None = None
     ids = present_ids(store)
+    # A newest checkpoint that is gone is not listed, so only the claim above tells of it.
     lost = _lost_newest(store, ids)
     unreadable = len(lost)
     for checkpoint_id in lost:
@@ -304,6 +309,7 @@ def _checkpoints(store: ObjectStore) -> Iterator[tuple[VerifiedObject, Completed
             checked = set(retained_ids(store, replace(checkpoint, retained=retained), ids))
         checked.discard(checkpoint_id)
         yield VerifiedObject(path, "checkpoint"), checkpoint
+    # Retained by the newest readable one, and in no listing: these are missing.
     for checkpoint_id in sorted(checked or ()):
         if checkpoint_id not in lost:
             yield _gone(checkpoint_id), None
@@ -339,6 +345,7 @@ def _verify_segment(data: memoryview, path: str, need: _Need) -> int:
         raise damaged(path, "it has no checkpoint record; the object was truncated, or is another")
     for entry in sorted(need.entries, key=lambda each: each.offset):
         offset = entry.offset
+        # First what checkpoints refer to, with its place in the message; then the whole file.
         end = decode_change_set(segment.payload, offset, where=path).end
         if entry.size_bytes is not None and end - offset != entry.size_bytes:
             raise CorruptionError(

@@ -292,6 +292,7 @@ class ChangeLog:
 
     def _persist(self, persist_id: int, from_sqn: int) -> list[Action]:
         self.check_persist(from_sqn)
+        # First, so that every set from *from_sqn* on is either uploading or uploaded below.
         uploads = self._start_upload(from_sqn)
         ready = {
             sqn: self._uploaded[sqn].result
@@ -308,6 +309,7 @@ class ChangeLog:
     def _start_upload(self, from_sqn: int) -> list[Action]:
         """Upload the sets that are not uploading; failed sets are sent again."""
         sets = []
+        # In the order of their numbers: a file then has the sets in the order of the appends.
         for sqn in sorted((*self._not_uploaded, *self._failed)):
             if sqn < from_sqn:
                 continue
@@ -321,6 +323,7 @@ class ChangeLog:
         return [StartUpload(tuple(sets))] if sets else []
 
     def _complete(self, persist_id: int, persist: _Persist) -> list[Action]:
+        # A set counts in the first snapshot that names it; later snapshots name it again for free.
         results = tuple(persist.ready[sqn] for sqn in range(persist.from_sqn, persist.to_sqn))
         incremental = 0
         for result in results:
@@ -335,6 +338,7 @@ class ChangeLog:
         confirmed: list[UploadResult] = []
         for result in results:
             sqn = result.sqn.value
+            # A checkpoint was confirmed while this set was uploading: its file changes hands now.
             is_confirmed = sqn in self._confirmed_early
             self._confirmed_early.discard(sqn)
             if is_confirmed:
@@ -346,6 +350,7 @@ class ChangeLog:
                 if sqn not in self._truncated_early:
                     continue  # no persist waits for it
                 self._truncated_early.discard(sqn)
+            # Every open persist whose range has the set stops waiting for it; there may be several.
             for persist in self._persists.values():
                 if persist.from_sqn <= sqn < persist.to_sqn:
                     persist.ready[sqn] = result
@@ -358,9 +363,12 @@ class ChangeLog:
         return actions
 
     def _upload_failed(self, sqns: tuple[int, ...], error: BaseException) -> list[Action]:
+        # A truncated set is not sent again, but a persist of the confirmed checkpoint may wait for
+        # it.
         failed = [sqn for sqn in sqns if sqn in self._truncated_early]
         self._truncated_early.difference_update(sqns)
         self._confirmed_early.difference_update(sqns)
+        # The others stay in the writer: the next persist or flush sends them again.
         for sqn in sqns:
             if (change_set := self._uploading.pop(sqn, None)) is not None:
                 self._failed[sqn] = change_set
@@ -384,8 +392,11 @@ class ChangeLog:
                 f"number, {self._active}"
             )
         confirmed = []
+        # Sets below the lowest one are truncated; a late confirmation of them is ignored.
         for sqn in range(max(from_sqn, self._lowest), to_sqn):
             entry = self._uploaded.get(sqn)
+            # Possible where a set was confirmed before its upload ended: `_succeeded` hands it
+            # over.
             if sqn in self._uploading:
                 self._confirmed_early.add(sqn)
             elif entry is not None and not entry.confirmed:
@@ -409,11 +420,15 @@ class ChangeLog:
                 self._pending_bytes -= waiting.size_bytes
             self._failed.pop(sqn, None)
             if self._uploading.pop(sqn, None) is not None:
+                # Its checkpoint is confirmed, so its persist must not fail: it ends with the
+                # upload.
                 if sqn in self._confirmed_early:
                     self._truncated_early.add(sqn)
                 else:
                     lost.append(sqn)
             if (entry := self._uploaded.pop(sqn, None)) is not None:
+                # The writer's own interest ends; a confirmed file stays, because its checkpoint
+                # owns it.
                 released.append(entry.result)
                 if entry.confirmed:
                     confirmed.append(entry.result)
@@ -432,16 +447,20 @@ class ChangeLog:
     def _close(self, unwanted_from_sqn: int | None) -> list[Action]:
         if self._closed:
             return []
+        # From here on every event except a late end of an upload is ignored or refused.
         self._closed = True
         needed = []
         released = []
         for sqn in sorted(self._uploaded):
             entry = self._uploaded[sqn]
+            # A handle that was returned may be in a checkpoint, so its file must survive the
+            # writer.
             is_needed = entry.offered and (unwanted_from_sqn is None or sqn < unwanted_from_sqn)
             if is_needed or entry.confirmed:
                 needed.append(entry.result)  # a handle names its file, so the holder owns the file
             released.append(entry.result)
         persists = list(self._persists)
+        # An upload that still runs is not in `uploading` any longer, so `_succeeded` releases it.
         for places in (self._not_uploaded, self._uploading, self._failed):
             places.clear()
         self._uploaded.clear()
@@ -454,6 +473,7 @@ class ChangeLog:
             "new writer",
             log_id=self._log_id,
         )
+        # Hand over before the release: a released file without an owner would be deleted.
         actions: list[Action] = [FailPersist(persist_id, error) for persist_id in persists]
         if needed:
             actions.append(HandOver(tuple(needed)))

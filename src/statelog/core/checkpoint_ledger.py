@@ -239,6 +239,7 @@ class CheckpointLedger:
     def __init__(self, *, max_parallelism: int, retained: int) -> None:
         self._max_parallelism = max_parallelism
         self._retained_max = retained
+        # The history: what is retained, and what the next clean-up may delete.
         self._latest: CompletedCheckpoint | None = None
         self._retained: dict[int, tuple[str, ...] | None] = {}
         self._subsumed: dict[int, tuple[str, ...] | None] = {}
@@ -246,6 +247,7 @@ class CheckpointLedger:
         self._pins: tuple[Pin, ...] = ()
         self._references: dict[str, int] = {}
         self._garbage: dict[str, None] = {}
+        # What is under way.
         self._pending: _Pending | None = None
         self._declined: dict[int, str] = {}
         self._fenced: str | None = None
@@ -286,6 +288,7 @@ class CheckpointLedger:
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Handle an event and return the actions it requires."""
+        # An owner that was fenced must not change the location; a restore takes it back.
         if self._fenced is not None and not isinstance(event, Restored | Fenced):
             raise FencedError(self._fenced)
         match event:
@@ -314,6 +317,7 @@ class CheckpointLedger:
         return []
 
     def _restore(self, event: Restored) -> None:
+        # Everything before is void: another owner may have committed and deleted meanwhile.
         self._latest = event.latest
         self._fenced = None
         self._pending = None
@@ -338,6 +342,7 @@ class CheckpointLedger:
                 checkpoint_id=event.checkpoint_id,
                 reason="in_progress",
             )
+        # The metadata object may exist already, so its parts must not change.
         if pending is not None and pending.committing:
             raise CheckpointError(
                 f"checkpoint {event.checkpoint_id} is being committed; call complete again, or "
@@ -353,21 +358,25 @@ class CheckpointLedger:
                 reason="not_newer",
             )
         ranges = tuple(sorted(event.ranges))
+        # Overlapping ranges would mean two tasks that own one key group, with a log each.
         for before, after in itertools.pairwise(ranges):
             if after.start <= before.end:
                 raise UsageError(f"key group ranges {before} and {after} overlap")
+        # A range beyond the last key group belongs to a job of another size.
         for key_groups in ranges:
             if not len(key_groups) or key_groups.end >= self._max_parallelism:
                 raise UsageError(
                     f"key group range {key_groups} is empty or exceeds the {self._max_parallelism} "
                     "key groups of the job"
                 )
+        # The same number may be tried again after it was declined.
         self._declined.pop(event.checkpoint_id, None)
         self._pending = _Pending(event.checkpoint_id, ranges, now_ns, {}, frozenset(ranges))
 
     def _pending_for(self, checkpoint_id: int) -> _Pending:
         if self._pending is not None and self._pending.checkpoint_id == checkpoint_id:
             return self._pending
+        # Late acknowledgements of a declined checkpoint get the reason, not "unknown".
         if checkpoint_id in self._declined:
             raise CheckpointError(
                 f"checkpoint {checkpoint_id} was declined: {self._declined[checkpoint_id]}",
@@ -401,6 +410,7 @@ class CheckpointLedger:
                 reason="unknown_range",
             )
         self._check_snapshot(event.checkpoint_id, snapshot)
+        # A repeated acknowledgement replaces the first: Spark may run a task twice.
         pending.snapshots[snapshot.key_group_range] = snapshot
 
     def _check_snapshot(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
@@ -415,6 +425,7 @@ class CheckpointLedger:
                     checkpoint_id=checkpoint_id,
                     reason="foreign_key_groups",
                 )
+        # Such a snapshot contains changes that this checkpoint must not restore.
         if snapshot.materialized and snapshot.materialized.checkpoint_id > checkpoint_id:
             raise CheckpointError(
                 f"the task with key groups {key_groups} acknowledged checkpoint {checkpoint_id} with a "
@@ -427,6 +438,7 @@ class CheckpointLedger:
         self._pending_for(event.checkpoint_id)
         self._pending = None
         self._declined[event.checkpoint_id] = event.reason
+        # The oldest first: a dict keeps the order of its insertions.
         while len(self._declined) > _DECLINED_REMEMBERED:
             del self._declined[next(iter(self._declined))]
 
@@ -444,16 +456,20 @@ class CheckpointLedger:
                 reason="incomplete",
                 missing=missing,
             )
+        # Every task has answered.  The parts are fixed from here on, also if the put is repeated.
         pending.committing = True
         snapshots = [pending.snapshots[key_range] for key_range in pending.ranges]
         latest = self._latest
+        # 1. What the tasks logged since the last checkpoint.  Empty logs add nothing.
         fresh_log = tuple(
             replace(snapshot.log, checkpoint_id=event.checkpoint_id)
             for snapshot in snapshots
             if snapshot.log is not None and snapshot.log.handles_and_offsets
         )
+        # 2. What the last checkpoint still needed.
         log = latest.inherited_log() if latest else ()
         materialized = latest.materialized if latest else ()
+        # 3. New snapshots replace older ones, and the log that they cover is no longer needed.
         if fresh := _unknown(materialized, snapshots):
             materialized = live_snapshots((*materialized, *fresh), self._max_parallelism)
             log = live_log(log, materialized, self._max_parallelism)
@@ -472,9 +488,11 @@ class CheckpointLedger:
         self._latest = event.checkpoint
         self._refer(RetainedCheckpoint(event.checkpoint.checkpoint_id, event.objects))
         self._retained[event.checkpoint.checkpoint_id] = event.objects
+        # The commit decided what is retained; the rest waits for a clean-up with the pins.
         for checkpoint_id in list(self._retained):
             if checkpoint_id not in event.checkpoint.retained:
                 self._subsumed[checkpoint_id] = self._retained.pop(checkpoint_id)
+        # These are of a timeline that this commit ended, so a restore cannot reach them.
         for checkpoint in self._given_up:
             self._refer(checkpoint)
             self._subsumed[checkpoint.checkpoint_id] = checkpoint.objects
@@ -487,14 +505,17 @@ class CheckpointLedger:
 
     def _discard(self, objects: tuple[str, ...] | None) -> None:
         for path in objects or ():
+            # Another checkpoint may share the object, so only the last reference makes it garbage.
             if path not in self._references:
                 self._garbage[path] = None
 
     def _clean_up(self, event: CleanUpRequested) -> list[Action]:
+        # 1. Decide about the checkpoints that are no longer retained.
         self._settle_subsumed(event)
         referring = (*self._retained.values(), *self._subsumed.values())
         if any(objects is None for objects in referring):
             return []  # the needs of the unreadable one are unknown, so every object may be needed
+        # 2. An object that an acknowledgement names will be part of the next checkpoint: keep it.
         awaited = self._named_by_pending()
         paths = tuple(path for path in self._garbage if path not in awaited)
         return [DeleteObjects(paths)] if paths else []
@@ -507,6 +528,7 @@ class CheckpointLedger:
             return
         self._pins = event.pins
         settled = tuple(self._subsumed) if event.subsumed is None else event.subsumed
+        # A pin (a tag, or a fork that reads from here) keeps a checkpoint for as long as it exists.
         pinned_ids = pinned(event.pins, settled, latest)
         for checkpoint_id in settled:
             objects = self._subsumed.pop(checkpoint_id)
@@ -518,7 +540,9 @@ class CheckpointLedger:
                 if not self._references[path]:
                     del self._references[path]
             self._discard(objects)
+        # A pinned checkpoint went back to the end of the dict: restore the ascending order.
         self._retained = dict(sorted(self._retained.items()))
+        # Checkpoints of an owner that stopped before its own clean-up were never counted here.
         for leftover in event.leftovers:
             if not pinned(event.pins, (leftover.checkpoint_id,), latest):
                 self._discard(leftover.objects)

@@ -45,6 +45,7 @@ class DeliveredBatch:
     run_timeline: int = 0
 
     def __post_init__(self) -> None:
+        # The record is text with a separator, so every field must be readable from it again.
         if self.timeline < 0 or self.batch_id < 0:
             raise UsageError(f"a micro-batch has numbers from 0 on; got {self.to_text()}")
         if _SEPARATOR in self.location_id + self.plan:
@@ -126,10 +127,13 @@ class DeliveredBatch:
         """
         if last is None:
             return False
+        # 1. The record is of another location, such as the original of a copy: continue only above
+        # its batch.
         if last.location_id not in ("", self.location_id):
             if last.batch_id >= self.batch_id:
                 raise self._gap(last, target, "of another state location")
             return False
+        # 2. Of a later timeline than this driver's: this driver is the one that was replaced.
         run_timeline = self.recorded.timeline
         if last.timeline > run_timeline:
             raise FencedError(
@@ -139,6 +143,7 @@ class DeliveredBatch:
             )
         if last.timeline < self.timeline:
             return False  # a timeline that a rewind ended; what it has after the rewind is given up
+        # 3. Of the same history: the numbers decide.
         return self._is_written_in(last, target)
 
     def _is_written_in(self, last: DeliveredBatch, target: str) -> bool:

@@ -110,6 +110,8 @@ class RetryPolicy:
         """
         if self.kind is not RetryKind.EXPONENTIAL:
             return self.delay_ns
+        # Half of the delay is certain, half is jitter: clients that failed together come back
+        # apart.
         full = min(self.delay_ns << (attempt - 1), self.delay_max_ns)
         return full // 2 + int(full / 2 * jitter)
 
@@ -157,6 +159,7 @@ class RequestPolicy:
         self, failure: Failure, attempts: int, elapsed_s: float, *, worked: bool, jitter: float
     ) -> float | None:
         """Return how long to wait before the next attempt; None to report the error."""
+        # The exponent is bounded because a float overflows long before a query gives up.
         full_s = min(_FIRST_DELAY_S * 2.0 ** min(attempts - 1, 30), _DELAY_MAX_S)
         delay_s = full_s / 2 * (1 + jitter)
         retries = self.max_retries
@@ -165,6 +168,7 @@ class RequestPolicy:
             return None
         if failure is Failure.REFUSED:
             timeout_s = min(timeout_s, self.refused_timeout_s)
+            # Credentials that have never worked are wrong, not expired: report them soon.
             if not worked:
                 retries = min(retries, _REFUSALS_AT_FIRST)
             elif retries:

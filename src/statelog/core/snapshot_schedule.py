@@ -50,11 +50,14 @@ class LogDistances:
         covered = covered_checkpoints(checkpoint.materialized, max_parallelism)
         ids = np.fromiter((log.checkpoint_id for log in checkpoint.log), np.int64)
         sizes = np.fromiter((log.size_bytes for log in checkpoint.log), np.int64)
+        # The log by checkpoint, so that "since the snapshot" is a suffix of it.
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
         sizes = sizes[order]
         after = np.searchsorted(ids, covered, side="right")
+        # bytes_from[i]: the bytes of the log pieces i and later; the last one is 0.
         bytes_from = np.append(np.cumsum(sizes[::-1])[::-1], 0)
+        # A checkpoint has a piece for each task, and counts once.
         distinct = np.unique(ids)
         checkpoints = len(distinct) - np.searchsorted(distinct, covered, side="right")
         return cls(covered, bytes_from[after], checkpoints, int(sizes.sum()), len(ids))
@@ -71,13 +74,16 @@ def choose_key_groups(
 
     These are two slices at most.
     """
+    # 1. Order the key groups: those that failed least, then those written longest ago.
     size = np.asarray(sizes, np.float64)
     state = float(size.sum())
     rank = np.zeros(len(size), np.int64) if failures is None else np.asarray(failures)
     slices = _slices(policy, np.lexsort((distances.covered, rank)).tolist(), size, state)
+    # 2. How long the log may become: in proportion to the state, but not below a minimum.
     allowed = max(policy.min_log_bytes, state * policy.log_to_snapshot_ratio, 1)
     count = len(slices)
     due = 0
+    # 3. For each slice: how much of the allowance the log since its snapshot has used.
     for index, slice_groups in enumerate(slices):
         behind = int(distances.behind_checkpoints[slice_groups.start : slice_groups.end + 1].max())
         by_size = (
@@ -99,6 +105,7 @@ def _slices(
     used = 0.0
     for key_group in order:
         own_size = float(size[key_group])
+        # A slice is one snapshot object, and that has one contiguous range of key groups.
         if slices and slices[-1].end + 1 == key_group and used + own_size <= slice_bytes:
             slices[-1] = KeyGroupRange(slices[-1].start, key_group)
             used += own_size
@@ -154,6 +161,8 @@ class SnapshotSchedule:
 
     def completed(self, key_groups: KeyGroupRange, size_bytes: int) -> None:
         """Record that a snapshot of *key_groups* is part of a checkpoint."""
+        # A moving average: the bytes per entry change with the data.  Few entries are mostly
+        # header.
         entries = float(self._entries[key_groups.start : key_groups.end + 1].sum())
         if entries >= _MIN_SAMPLE_ENTRIES:
             self._entry_bytes += (size_bytes / entries - self._entry_bytes) / 2
@@ -168,6 +177,7 @@ class SnapshotSchedule:
             Milliseconds until the next attempt at any: 10 s, twice as much after each failure in
             a row, 10 minutes at most.
         """
+        # Failed ranges rank last, so that one bad range does not block the snapshots of the others.
         self._failures[key_groups.start : key_groups.end + 1] += 1
         delay = min(_DELAY_MS << min(self._failed_in_a_row, 16), _DELAY_MAX_MS)
         self._failed_in_a_row += 1

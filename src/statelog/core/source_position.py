@@ -128,6 +128,7 @@ def logged_range(before: str | None, offset: str | None) -> tuple[int, int] | No
     Returns:
         None if the source has no such log, or nothing was read.
     """
+    # Not a file source's offset, or no new entry: nothing to identify.
     upto = log_entry(offset)
     after = log_entry(before)
     if offset is None or upto is None or after is None or upto <= after:
@@ -146,6 +147,7 @@ def parse_files(data: bytes, where: str, *, whole: bool = True) -> list[FileEntr
     if whole:
         _check_version(lines[0], where)
     files: list[FileEntry] = []
+    # The byte at which the damaged line begins, for the error.
     offset = len(lines[0]) + 1
     for line in lines[1:]:
         try:
@@ -184,6 +186,7 @@ def parse_offsets(data: bytes, where: str) -> OffsetEntry:
 
 
 def _check_version(line: bytes, where: str, *known: str) -> None:
+    # Spark writes the version first, so an empty file was cut by a crash, not by a version.
     if not line:
         raise CorruptionError(
             f"{where} is empty: a power failure may have truncated it", path=where

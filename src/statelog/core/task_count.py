@@ -96,11 +96,14 @@ class TaskCount:
     def choose(self, input_bytes: int | None) -> int:
         """Return the number of tasks of the next micro-batch."""
         rows = self._expected_rows(input_bytes)
+        # Nothing is known before the first batch: start wide, and narrow after a measurement.
         if rows is None:
             return self._bounds.most
+        # While the input is slow, a shuffle spreads its reading: at least two tasks.
         least = max(self._bounds.least, 2) if self._shuffled else self._bounds.least
         paid = rows * self._row_ms() / self._task_work_ms
         count = math.floor(paid) + 1
+        # Fewer than before only with a margin, see `_FEWER_BELOW`; more at once.
         if self._last and count < self._last[-1].tasks:
             count = min(math.floor(paid / _FEWER_BELOW) + 1, self._last[-1].tasks)
         return min(max(count, least), self._bounds.most)
@@ -120,6 +123,7 @@ class TaskCount:
     def _expected_rows(self, input_bytes: int | None) -> float | None:
         if input_bytes is None:
             return max((cost.rows for cost in self._last), default=None)
+        # Rows per byte of the last batches turns a size into rows.
         ratios = [
             cost.rows / cost.input_bytes for cost in self._last if cost.input_bytes and cost.rows
         ]

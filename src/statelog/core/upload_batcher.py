@@ -145,6 +145,7 @@ class UploadBatcher:
         self._threshold_bytes = threshold_bytes
         self._limit_bytes = limit_bytes
         self._fixed_delay = fixed_delay
+        # The places of a task, in the order in which it passes them; sizes by task.
         self._waiting: dict[int, int] = {}
         self._queued: dict[int, int] = {}
         self._queued_bytes = 0
@@ -233,6 +234,7 @@ class UploadBatcher:
 
     def _admit(self, now_ns: int) -> list[Action]:
         actions: list[Action] = []
+        # In their order, so that small tasks do not pass a large one for ever.
         while self._waiting and self._has_capacity():
             task_id, size_bytes = next(iter(self._waiting.items()))
             del self._waiting[task_id]
@@ -246,9 +248,11 @@ class UploadBatcher:
         self._queued[task_id] = size_bytes
         self._queued_bytes += size_bytes
         self._in_flight_bytes += size_bytes
+        # The reasons to upload at once; the timer and the end of an upload are the others.
         idle = not self._batches and not self._fixed_delay
         if self._delay_ns == 0 or idle or self._queued_bytes >= self._threshold_bytes:
             return self._drain(now_ns)
+        # One timer for the queue, set by its first task, which has waited longest.
         if self._deadline_ns is None:
             self._deadline_ns = now_ns + self._delay_ns
             return [SetTimer(self._deadline_ns)]
@@ -261,6 +265,7 @@ class UploadBatcher:
         self._queued = {}
         self._queued_bytes = 0
         self._batches[batch_id] = batch
+        # The queue is empty, so its timer no longer means anything; a late one is ignored.
         self._deadline_ns = None
         return [StartBatch(batch_id, tuple(batch), now_ns - self._queued_since_ns)]
 
@@ -271,6 +276,7 @@ class UploadBatcher:
         else:
             self._released_early.discard(batch_id)
             self._in_flight_bytes -= sum(batch.values())
+        # The freed bytes admit waiting tasks; these may complete a batch by themselves.
         actions = self._admit(now_ns)
         if self._queued and not self._batches and not self._fixed_delay:
             actions += self._drain(now_ns)
@@ -286,6 +292,7 @@ class UploadBatcher:
 
     def _close(self) -> list[Action]:
         self._closed = True
+        # Running batches are not among them: the shell ends their uploads.
         rejected = (*self._queued, *self._waiting)
         self._in_flight_bytes -= self._queued_bytes
         self._queued = {}

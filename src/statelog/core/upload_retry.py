@@ -345,6 +345,7 @@ class UploadRetry:
         actions = self._return_thread(event)
         if self._done:
             return actions + self._released()
+        # An attempt that failed within its time is retried after a delay.
         if not timed_out and event.retryable and self._may_retry():
             delay_ns = self._policy.delay_after_error_ns(event.attempt, event.jitter)
             if isinstance(event.error, TimeoutError):  # as in Flink: the store has already waited
@@ -384,11 +385,14 @@ class UploadRetry:
         actions: list[Action] = []
         if self._starved_at_ns is not None and now_ns >= self._starved_at_ns:
             self._starved_at_ns = None
+            # 1. No thread became free within the time of all attempts: end the upload.
             if event.threads_hang:
                 return self._give_up(self._time_out("no thread was free in time"))
+        # 2. The delay after an error is over.
         if self._retry_at_ns is not None and now_ns >= self._retry_at_ns:
             self._retry_at_ns = None
             actions += self._start()
+        # 3. Attempts whose time-out is over: each gets a hedged attempt while there are some left.
         for number, attempt in list(self._attempts.items()):
             if attempt.deadline_ns is not None and now_ns >= attempt.deadline_ns:
                 attempt.state = _after(attempt.state, event)

@@ -79,12 +79,14 @@ class StateCache(ABC, Generic[WritesT]):
     ) -> CatchUp:
         """Bring the key groups of *key_group_range* to checkpoint *base_id*."""
         caught_up = CatchUp()
+        # 1. Settle the attempts of this process: those that made *base_id* are folded in.
         self._end_attempt()
         committed_now, earlier, self._staged = by_outcome(self._staged, base_id, committed)
         for staged in committed_now:
             self._fold_committed(staged, caught_up)
         # Newer than *base_id* can only be a leftover of a run that was rolled back.
         self.forget([kg for kg in key_group_range if not -1 <= self.version(kg) <= base_id])
+        # 2. What other workers did for these key groups comes from the log and the snapshots.
         missing = [kg for kg in key_group_range if self.version(kg) < base_id]
         if missing:
             try:
@@ -98,11 +100,13 @@ class StateCache(ABC, Generic[WritesT]):
             except BaseException:
                 self.forget(missing)  # half brought forward: an append applied twice would be wrong
                 raise
+        # 3. Both made the tables larger.
         caught_up.compacted += self._bound()
         return caught_up
 
     def _fold_committed(self, staged: Staged[WritesT], caught_up: CatchUp) -> None:
         base_id = staged.base_id
+        # A key group at another version was restored meanwhile, and must not get the deltas twice.
         ready = [kg for kg in staged.key_group_range if self.version(kg) == base_id]
         self._fold(staged, ready)
         self.reached(ready, staged.checkpoint_id, staged.state_handle_id)
@@ -236,6 +240,7 @@ def logs_ahead(
     last = -1
     lowest = _lowest(key_group_range, version_of)
     for log in handle.log:
+        # Appends are not idempotent, so the order of the log is the state.
         if log.checkpoint_id < last:
             raise CorruptionError(
                 f"damaged checkpoint {handle.checkpoint_id}: the log of checkpoint {log.checkpoint_id} "

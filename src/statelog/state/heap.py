@@ -138,6 +138,7 @@ def block_sizes(groups: Mapping[int, KeyGroupState]) -> dict[int, int]:
     weights: list[float] | None = None
     for key_group, group in groups.items():
         if weights is None:
+            # One sample for all blocks: entries of one variable are of about the same size.
             weights = [_weight(state_id, groups.values()) for state_id in range(len(group.tables))]
         size = sum(len(table) * weight for table, weight in zip(group.tables, weights, strict=True))
         block = key_group // BLOCK
@@ -149,6 +150,7 @@ def choose_blocks(sizes: Mapping[int, int], limit: int) -> list[int]:
     """Return the blocks to put into columns, to keep to *limit*."""
     total = sum(sizes.values())
     chosen = []
+    # The largest first, so that few blocks are rewritten.
     for block in sorted(sizes, key=sizes.__getitem__, reverse=True):
         if total <= limit:
             break
@@ -243,6 +245,7 @@ class IncrementalExpiry:
         candidates = {}
         changed = 0
         for key_group, group in groups.items():
+            # The allowance grows with the changes, so that the work is a bounded part of a batch.
             changed += group.folded
             group.folded = 0
             entries = sum(len(group.tables[state_id]) for state_id, _ in self._expiring)
@@ -276,6 +279,7 @@ def _remove_expired(table: Table, kind: AnyKind, until_ms: int) -> tuple[int, in
         times = times_of(cell)
         first = min(times, default=until_ms)
         if first <= until_ms:
+            # Collected first: a dict must not change while it is looked through.
             cell = changed[key] = live(cell, until_ms)
             live_times = times_of(cell) if cell else ()
             removed += len(times) - len(live_times)

@@ -87,6 +87,7 @@ class KeyedState(StateCache[_Writes]):
         overlays: dict[int, Overlay],
     ) -> None:
         """Keep the overlays of an attempt for the next `catch_up`."""
+        # With the runs of now: by them `_fold` sees whether keys were put into columns since.
         writes = _Writes(overlays, dict(self._runs.by_group))
         self._staged.append(
             Staged(checkpoint_id, base_id, state_handle_id, key_group_range, writes)
@@ -166,6 +167,7 @@ class KeyedState(StateCache[_Writes]):
         self.prepare({kg: keys_of(overlay) for kg, overlay in overlays.items()})
 
         def tables() -> Iterator[pa.Table]:
+            # Block by block, so that no more than one block is in memory twice.
             for block in blocks(key_group_range):
                 table = runs.table(block, overlays, now_ms)
                 runs.begin_snapshot(table, block)
@@ -203,6 +205,7 @@ class KeyedState(StateCache[_Writes]):
             overlay = overlays.get(key_group)
             if overlay is None:
                 continue
+            # The block was put into columns after the attempt: its keys have to be moved out again.
             if self._runs.by_group.get(key_group) is not runs.get(key_group):
                 self.prepare({key_group: keys_of(overlay)})
             self.groups[key_group].fold(overlay)
@@ -214,6 +217,7 @@ class KeyedState(StateCache[_Writes]):
         key_group_range: KeyGroupRange,
         caught_up: CatchUp,
     ) -> None:
+        # Files of this host help only where a snapshot would be read.
         fresh = {kg for kg in key_group_range if self.version(kg) < 0}
         for _, _, old in snapshots_ahead(handle, key_group_range, self.version):
             fresh.update(old)
@@ -225,6 +229,7 @@ class KeyedState(StateCache[_Writes]):
     def _insert(
         self, data: memoryview, key_group_range: KeyGroupRange, key_groups: Sequence[int]
     ) -> None:
+        # Counted over all snapshots of this restore: many small ones are as much as a large one.
         self._restored_rows += snapshot_row_count(data, key_group_range)
         if self._restored_rows > self._runs.limits.dict_rows:
             self._restore_columns(data, contiguous(key_groups))

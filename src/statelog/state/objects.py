@@ -126,6 +126,8 @@ class ValueState(BoundState):
     def get(self) -> Values | None:
         """Return the value, or None if there is none."""
         key = self._cursor.key
+        # None in the overlay is a removal in this micro-batch, so it must not fall through to the
+        # table.
         value = self._overlay.get(key, MISSING)
         if value is MISSING:
             value = self._base.get(key)
@@ -199,6 +201,7 @@ class ListState(BoundState):
 
     def put(self, newState: Iterable[Values]) -> None:  # noqa: N803  # Spark's name
         """Replace the list; nothing changes if a value does not fit the schema."""
+        # A value that does not fit raises here, before the overlay is changed.
         delta = ListDelta(replaced=True)
         delta.tail = [self._element(value) for value in newState]
         self._overlay[self._cursor.key] = delta
@@ -274,6 +277,7 @@ class MapState(BoundState):
         cleared = delta is not None and delta.cleared
         entries = {} if cleared else dict(self._base.get(self._cursor.key, {}))
         if delta is not None:
+            # As `MapKind.fold` does it, so that the order is the same before and after the commit.
             for user_key, stored in delta.entries.items():
                 entries.pop(user_key, None)
                 if stored is not None:
@@ -304,6 +308,7 @@ class MapState(BoundState):
         entry = self._entry(value)
         key = self._normalize_key(user_key)
         entries = self._delta().entries
+        # Last written, last in the order.
         entries.pop(key, None)
         entries[key] = entry
 

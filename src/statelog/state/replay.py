@@ -69,6 +69,7 @@ def replay_columns(
     Returns:
         The run; None if two keys have one hash, which only a fold can tell apart.
     """
+    # 1. The rows of the state, and the rows of all changes.
     base = one_batch(table)
     changed = {
         state_id: _ChangedRows(layout, layout.codec.states[state_id], batches)
@@ -77,6 +78,7 @@ def replay_columns(
     }
     if not changed:
         return build_run(layout, key_group_range, table)
+    # 2. One after another, in the order of the picture.
     key_groups = np.concatenate(
         [base.column(0).to_numpy(), *(rows.key_groups for rows in changed.values())]
     )
@@ -84,6 +86,7 @@ def replay_columns(
         joined_arrays([base.column(1 + index), *(rows.keys[index] for rows in changed.values())])
         for index in range(layout.first_state - 1)
     ]
+    # 3. The distinct keys, sorted as a run has them.
     distinct = _distinct_keys(layout, key_groups, keys)
     if distinct is None:
         return None
@@ -91,6 +94,7 @@ def replay_columns(
     # By distinct key, its row in the state; -1 for a key that is new.
     base_row = np.full(len(distinct.rows), _NO_ROW)
     base_row[distinct.number_of_row[: base.num_rows]] = np.arange(base.num_rows)
+    # 4. For each variable, which row is the cell of each key.
     cells = []
     has_state = np.zeros(len(distinct.rows), np.bool_)
     start = base.num_rows
@@ -114,6 +118,7 @@ def replay_columns(
     chosen = distinct.rows if has_state.all() else distinct.rows[has_state]
     if len(chosen) < len(distinct.rows):
         cells = [column.filter(pa.array(has_state)) for column in cells]
+    # 5. The columns of the new run.
     taken = pa.array(chosen)
     columns = [pa.array(key_groups[chosen], pa.int32()), *(key.take(taken) for key in keys), *cells]
     return run_of(layout, key_group_range, columns, distinct.hashes[chosen])
@@ -156,6 +161,7 @@ def _distinct_keys(
 ) -> _Distinct | None:
     """Return the distinct keys; None if two different keys of a key group have one hash."""
     hashes = layout.hashes(keys)
+    # Stable, so that the row of the state comes first, then the changes in the order of the log.
     order = order_of(key_groups, hashes, stable=True)
     if order is None:
         order = np.arange(len(hashes))
@@ -241,6 +247,7 @@ class Replay:
         key_group_range: KeyGroupRange,
     ) -> None:
         """Replay the log of *handle* that the state does not have."""
+        # A few changes are folded faster; sorting pays off for many.
         in_columns = self._is_long(handle.log)
         logs = list(logs_ahead(handle, key_group_range, self._state.version))
         changes = read_logs(store, [(log, key_groups) for log, key_groups, _ in logs])
@@ -251,6 +258,7 @@ class Replay:
                     self._done.replayed += 1
                     self._take(reader, batch, old, in_columns)
                     self._bound(old)
+                # A handle is applied whole, or its key groups stay at the version before.
                 for key_group in old:
                     self._reached[key_group] = log.checkpoint_id, log.state_handle_id
                 if not in_columns or self._pending_bytes > self._limit:
@@ -320,6 +328,7 @@ class Replay:
         self._pending_bytes = 0
         touched = sorted({kg for batches in pending.values() for kg, _ in batches})
         self._state.changed.update(touched)
+        # The versions first: `place` names a file by what was applied last.
         for key_group, (version, applied) in reached.items():
             self._state.reached([key_group], version, applied)
         for key_groups in (block for run in contiguous(touched) for block in blocks(run)):
@@ -338,6 +347,7 @@ class Replay:
                 for change in batches:  # one by one: a key group may have several
                     self._fold(reader, {state_id: [change]})
             return
+        # As for a restore: few rows go back to dict tables at the end, many become files.
         self._rows += run.rows.num_rows
         if self._rows > runs.limits.dict_rows:
             runs.place(run)

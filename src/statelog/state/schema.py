@@ -380,6 +380,7 @@ def evolve(
     """
     if declared.operator_id != stored.operator_id:
         _refuse(f"it belongs to operator {stored.operator_id!r}, not {declared.operator_id!r}")
+    # 1. What cannot change: the operator, and the types and places of the key's columns.
     if stored_types(declared.key_schema) != stored_types(stored.key_schema):
         _refuse(
             f"its key is ({schema_text(stored.key_schema)}), the query's is "
@@ -388,8 +389,10 @@ def evolve(
     _check_order("its key", stored.key_schema, declared.key_schema)
     generation = stored.generation + 1
     new_ones = {state.name: state for state in declared.states}
+    # 2. The stored variables in their order, so that each keeps its id.
     states = []
     for old in stored.states:
+        # A dropped variable stays in the list: the log may have changes of it.
         new = None if old.dropped else new_ones.get(old.name)
         if new is None:
             gone = old.dropped or old.name in declared.deleted or old.name in drop
@@ -405,8 +408,10 @@ def evolve(
             )  # deleted, and declared again with another type
             continue
         del new_ones[old.name]
+    # 3. What is left is new, and gets the next ids.
     states += [replace(state, since=generation) for state in new_ones.values()]
     evolved = replace(stored, key_schema=declared.key_schema, states=tuple(states))
+    # Nothing changed: the generation must not rise, or every start would make a new schema.
     if evolved.to_json() == stored.to_json():
         return stored
     return replace(evolved, generation=generation)
@@ -429,6 +434,7 @@ def _evolved(
         _check_order(f"the map key of state {old.name!r}", before, after)
     fields = _fields(old.value_schema, new.value_schema, f"state {old.name!r}: field ", generation)
     ttl_changes = old.ttl_changes
+    # Entries have their expiry in them, or have none: these changes say how older entries are read.
     if old.ttl_ms is None and new.ttl_ms is not None:
         ttl_changes += (TtlChange(generation, True, now_ms + new.ttl_ms),)
     elif old.ttl_ms is not None and new.ttl_ms is None:

@@ -294,6 +294,7 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
             BackpressureTimeoutError: No capacity was free in time; the task has been failed with
                 it.
         """
+        # 1. Offer the task to the core, which admits it now, later or never.
         offer = _Offer(task)
         with self._runtime.lock:
             task_id = self._next_task_id
@@ -301,9 +302,12 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
             self._offers[task_id] = offer
             actions = self._step(TaskOffered(task_id, task.size_bytes))
             waiting = self._batcher.is_waiting(task_id)
+        # 2. Without the lock: this may upload the batch, or reject the task, within this call.
         self._perform(actions)
+        # 3. Without capacity the writer waits here, which is the back-pressure on its caller.
         if waiting:
             self._wait_for_capacity(task_id, offer)
+        # 4. Neither admitted nor withdrawn: the scheduler was closed meanwhile.
         if not offer.admitted:
             raise _closed_error()
 
@@ -333,9 +337,12 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         started_ns = self._runtime.clock.now_ns()
         actions: list[Action] = []
         with lock:
+            # The wait releases the lock; the end of an upload, or the close, notifies.
             lock.wait_for(
                 lambda: not self._batcher.is_waiting(task_id), self._backpressure_timeout_s
             )
+            # Still under the lock, so the core cannot admit the task between the check and the
+            # withdrawal.
             withdrawn = self._batcher.is_waiting(task_id)
             if withdrawn:
                 self._offers.pop(task_id)
@@ -356,12 +363,14 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         """Advance the core and do the bookkeeping.  Called under the lock."""
         actions = self._batcher.handle(event, self._runtime.clock.now_ns())
         wake = False
+        # What other threads may see at once is changed here; what takes time, in `_perform`.
         for action in actions:
             match action:
                 case TaskAdmitted(task_id):
                     self._offers[task_id].admitted = True
                     wake = True
                 case StartBatch(batch_id, task_ids):
+                    # The tasks move from the offers to the batch in the step that starts it.
                     self._batches[batch_id] = [
                         self._offers.pop(admitted_id).task for admitted_id in task_ids
                     ]
@@ -419,6 +428,7 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         attempts_out: int,
     ) -> None:
         self._post(BatchDone(batch_id, attempts_out > 0))  # frees capacity first
+        # Each task is completed, or failed if the uploader's answer does not fit it.
         if result is not None:
             ends = ends_of(self._uploader, tasks, result)
         else:

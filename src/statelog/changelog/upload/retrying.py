@@ -139,6 +139,7 @@ class RetryingUploads:
     def _post(self, upload_id: int, upload: _Upload, event: Event) -> None:
         with self._runtime.lock:
             actions = upload.retry.handle(event, self._runtime.clock.now_ns())
+            # After the end: drop what a late attempt does not need, so that its bytes can be freed.
             finished: list[Timer] = []
             if upload.retry.done:
                 self._running.pop(upload_id, None)
@@ -161,12 +162,15 @@ class RetryingUploads:
                     partial(self._attempt, upload_id, upload, number, asked_ns),
                     partial(self._attempt_ended, upload_id, upload, number),
                 )
+                # No timer would end an attempt that never gets a thread, so its wait is bounded.
                 if self._runtime.upload_pool.starved():
                     self._post(upload_id, upload, ThreadsHang())
             case SetTimer(at_ns):
                 self._set_timer(upload_id, upload, at_ns)
             case ThreadStuck():
                 self._metrics.count("number_of_upload_timeouts")
+                # The hanging put keeps its thread; without spare threads, a few of them would stop
+                # all uploads.
                 self._runtime.upload_pool.add_spare_thread()
                 self._check_threads()
             case ThreadBack():
@@ -219,6 +223,7 @@ class RetryingUploads:
     def _attempt(
         self, upload_id: int, upload: _Upload, number: int, asked_ns: int
     ) -> UploadTasksResult | None:
+        # Encoding is not part of the time-out, which bounds the store only.
         write = self._writing(upload)
         if write is None or not self._begin(upload_id, upload, number):
             return None  # the upload ended while this attempt waited for a thread, or encoded
@@ -243,6 +248,8 @@ class RetryingUploads:
             # No other attempt starts before the time-out of this one begins.
             write = self._preparing.prepare(tasks)
             with self._runtime.lock:
+                # A cancel while this thread encoded has dropped the tasks; do not keep their bytes
+                # again.
                 if not upload.retry.done:
                     upload.write = write
         return write
@@ -273,6 +280,7 @@ class RetryingUploads:
             event = AttemptFailed(number, error, _is_retryable(error), jitter)
             self._post(upload_id, upload, event)
         elif result is not None:
+            # Before the event: the winner's result is taken while the event is handled.
             upload.results[number] = result
             self._post(upload_id, upload, AttemptSucceeded(number))
 
@@ -322,6 +330,8 @@ class ObjectUploads:
         with self._runtime.lock:
             if self._closed:
                 raise uploader.closed_error()
+            # Under the lock with the check above, so that `close` either refuses or cancels this
+            # put.
             self._running.add(attempts)
         future: PoolFuture[str] = PoolFuture(self._runtime.callback_pool)
         future.set_running_or_notify_cancel()
@@ -333,6 +343,7 @@ class ObjectUploads:
                 future.set_result(uploader.path_of(result))
 
         try:
+            # An upload without tasks: only the uploader knows what it writes.
             attempts.start([], ended, _released)
             return future.result()
         finally:

@@ -236,6 +236,7 @@ class InlineStateChangeUploadScheduler(ClosesAtExit):
             error = ClosedError("the upload scheduler is closed; create a new storage")
             fail_tasks([task], error)
             raise error
+        # Small: the bytes become part of the handle, and so of the checkpoint's metadata.
         result = inline_result([task], self.threshold_bytes, self._ids)
         if result is None:
             self._delegate.upload(task)
@@ -277,12 +278,14 @@ def inline_result(
     size = payload_bytes = 0
     for task in tasks:
         results = []
+        # Each set is a file of its own, so a handle that names one set has only its bytes.
         for change_set, encoded in task.in_order():
             segment = SegmentWriter()
             place = segment.add_encoded(encoded)
             data = b"".join(segment.finish())
             size += len(data)
             payload_bytes += segment.payload_size
+            # The estimate was a lower bound; the index and the checksums count too.
             if size > threshold_bytes:
                 return None
             handle = ByteStreamStateHandle(ids.new_id(), data)

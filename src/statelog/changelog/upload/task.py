@@ -65,6 +65,7 @@ class UploadTask:
         self.size_bytes = sum(change_set.size_bytes for change_set in self.change_sets)
         self._on_success = on_success
         self._on_failure = on_failure
+        # A list and not a flag, because `pop` tests and clears in one atomic step.
         self._armed = [True]
 
     @property
@@ -201,6 +202,7 @@ class UploadTasksResult:
                         f"change set {change_set.sqn} of log {change_set.log_id} has no place in "
                         f"{handle}; pass one for every set of every task"
                     )
+                # Only the offset is known: readers decode the whole file to find the set.
                 if not isinstance(place, SetEntry):
                     place = SetEntry(place, -1, -1)
                 is_sized = place.size_bytes >= 0
@@ -275,6 +277,7 @@ def end_tasks(ends: Ends, callbacks: Pool | None = None) -> None:
     """End tasks; log errors of callbacks."""
     interrupt: BaseException | None = None
     for task, end in ends:
+        # Code of users may block, and this thread has other tasks to end.
         if callbacks is not None and not task.quick:
             call_later(callbacks, _end, end)
             continue
@@ -310,8 +313,10 @@ def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksRe
     A task is completed if the result has one entry for each of its sets, and no other.  Otherwise
     it fails, with an error that describes what is wrong with the result.
     """
+    # By identity: two tasks with equal sets are still two tasks.  The first entry of a task counts.
     answers: dict[int, Sequence[UploadResult]] = {}
     try:
+        # The uploader may be the user's, so any shape of answer is possible.
         for entry in result.tasks:
             answers.setdefault(id(entry.task), entry.results)
     except (AttributeError, TypeError):
@@ -342,6 +347,7 @@ def _fault(task: UploadTask, results: Sequence[UploadResult]) -> str | None:
         got = [(result.log_id, result.sqn.value) for result in results]
     except (AttributeError, TypeError) as error:
         return f"a result of a task is no UploadResult ({error})"
+    # The usual order first; sorting is for uploaders that keep another one.
     if got == change_sets or sorted(got) == sorted(change_sets):
         return None
     missing = sorted(set(change_sets) - set(got))

@@ -153,6 +153,7 @@ class StateChangeFsUploader(ClosesAtExit):
             StoreError: By the returned call: the put failed, see `upload`.
         """
         began_ns = self._clock.now_ns()
+        # One file, and a further one only where the index of the last is full.
         files = [SegmentWriter(compress=self._compress)]
         placed = []
         for task in tasks:
@@ -180,12 +181,14 @@ class StateChangeFsUploader(ClosesAtExit):
                     copies.append(self._backup.start(name, segment.content))
                 self._store.put(paths[-1], segment.content)
         except BaseException:
+            # All or nothing: the attempt failed, so neither objects nor copies of it may stay.
             for copy in copies:
                 copy.give_up()
             self._clean_up(paths)
             raise
         self._metrics.record("put_durations", self._clock.now_ns() - began_ns)
         fail_point("after-upload")
+        # The put is durable; now wait a moment for the copies, which were written meanwhile.
         local_paths = [copy.take() for copy in copies] or [None] * len(paths)
         handles: list[FileStateHandle] = []
         locals_: list[FileStateHandle | None] = []
@@ -193,6 +196,7 @@ class StateChangeFsUploader(ClosesAtExit):
             size = segment.payload_size
             handles.append(FileStateHandle(path, size))
             locals_.append(None if local_path is None else FileStateHandle(local_path, size))
+            # Tracked before the result is returned: a handle must not name an unknown file.
             if self._registry is not None:
                 self._registry.start_tracking(handles[-1], segment.num_sets, locals_[-1])
         return UploadTasksResult(

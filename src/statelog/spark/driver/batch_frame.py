@@ -115,12 +115,15 @@ def _outputs(
     out = spec.rows.output
     codec = OperatorCodec(OperatorStateSchema.from_json(spec.schema), make_row)
     state = new_state(spec.context.processor, codec)
+    # A batch frame begins without state: all key groups begin empty, at version -1.
     state.forget(list(every_group))  # each is there, and empty
     rows = TaskInput(spec.rows, codec.key, every_group, batches, file)
     rows_out = spec.rows.row_format.output(out, spec.context.batch_id)
     output = DirectOutput(rows_out, lambda _batch: None, out, file)
     run = TaskExtensions(spec.extras).new_run(spec.context, state, every_group, output)
     run.begin()
+    # Parts are dropped from memory as in a stream; only the log is missing, because nothing reads
+    # it.
     in_parts = rows.is_large and run.in_parts(file)
     for part in rows.parts():
         run.take(part.rows, part.initial)

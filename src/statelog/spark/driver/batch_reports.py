@@ -103,9 +103,11 @@ class BatchReports:
         groups = largest_groups(acks)
         keys = largest_keys(acks)
         warning = skew_warning(groups, keys)
+        # Once for each key or key group, not in every micro-batch.
         if warning and warning.partition(" has ")[0] != self._last_warning:
             self._last_warning = warning.partition(" has ")[0]
             _log.warning("the load of batch %d is uneven: %s", batch_id, warning)
+        # What the driver repeated; the tasks have counted their own.
         repeated = self._repeated.take()
         self._metrics.count(REPEATED_REQUESTS, repeated)
         for ack in acks:

@@ -110,6 +110,7 @@ class QueryTimes:
                 "running"
             )
         before = None
+        # The entry before is remembered, so that a micro-batch reads one file.
         if self._last is not None and self._last[0] == batch_id - 1:
             before = self._last[1]
         elif batch_id > 0:
@@ -129,6 +130,7 @@ class QueryTimes:
         offsets = self._of_user(entry)
         if offsets is None:  # named sources have no order
             return times
+        # Before the first batch nothing was read, so its position before is known.
         earlier: tuple[str | None, ...] | None = None if batch_id > 0 else ()
         if before is not None:
             earlier = self._of_user(before)
@@ -175,6 +177,7 @@ class QueryTimes:
         """Return the offsets of the user's sources; None where they have no order."""
         if entry.offsets is None:
             return None
+        # statelog's source is always the last one.
         return entry.offsets[: len(entry.offsets) - self._own_sources]
 
     def _folders_of(self, offsets: tuple[str | None, ...]) -> tuple[str, ...]:

@@ -59,6 +59,7 @@ class TaskRunner:
     def collect_acks(self, rows: DataFrame, spec: TaskSpec) -> list[TaskAck]:
         """Run all tasks of a staged micro-batch, and return their answers."""
         columns = columns_of(spec)
+        # One Spark job: the rows of the partitions in, one answer for each task out.
         frame = self._python.frame(
             rows, partial(staged_task, spec), columns, tasks=len(spec.ranges)
         )
@@ -95,6 +96,7 @@ def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
     spark_tasks: set[int] = set()
     for ack in acks:
         place = ack.place
+        # A sink that merges partitions would let one task answer for the key groups of another.
         is_merged = place.spark_task in spark_tasks
         before = by_partition.setdefault(place.partition, ack)
         if is_merged or before.count("rows") != ack.count("rows"):
@@ -222,6 +224,7 @@ def frame_of_rows(
     what: str,
 ) -> DataFrame:
     """Return staged rows of one micro-batch as a frame."""
+    # Rows in the answers were committed with the checkpoint, and are in memory already.
     tables = [committed_rows(stream, arrow, what) for stream in inline]
     table = pa.concat_tables(tables) if tables else arrow.empty_table()
     if table.num_rows <= _FEW_ROWS:
@@ -231,6 +234,7 @@ def frame_of_rows(
         frame = _frame_of_tasks(session, table, schema)
     if not files:
         return frame
+    # Large ones are read by tasks: the driver may not have the memory.
     names = [(msgspec.json.encode(handle.to_json()).decode("utf-8"),) for handle in files]
     read = partial(_read_rows, query.location, query.settings.storage_options, arrow, what)
     spilled = (
@@ -270,6 +274,7 @@ def committed_rows(data: bytes | memoryview, columns: pa.Schema, what: str) -> p
     committed = table.schema
     before = set(committed.names)
     now = set(columns.names)
+    # Columns can be matched by name only where no name repeats.
     is_unique = len(before) == len(committed) and len(now) == len(columns)
     added = [field for field in columns if field.name not in before]
     if not is_unique or (added and before - now) or not all(field.nullable for field in added):
@@ -363,6 +368,7 @@ class DirectDelivery:
                 self._sink(output, spec.context.batch_id)
                 fail_point("after-sink")
                 acks = one_per_task(answers.value)
+                # A sink that shows ten rows evaluates some partitions only.
                 if len(acks) < len(spec.ranges):  # the sink left rows; the state needs them
                     output.write.format("noop").mode("append").save()
                     acks = one_per_task(answers.value)

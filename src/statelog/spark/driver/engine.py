@@ -86,6 +86,8 @@ class MicroBatchEngine:
         See `StateLocation`.
         """
         self._location.inspect(query_id)
+        # A query that ran before, over a location without state: checked here, before Spark plans a
+        # batch.
         if self._query_times is not None and query_id and self._location.is_empty:
             finished = self._query_times.last_finished()
             if finished is not None:
@@ -127,6 +129,7 @@ class MicroBatchEngine:
         """
         self._is_processing = True
         try:
+            # `close` looks at these flags in the opposite order, so one of both sees the other.
             if self._is_closed:  # the call was under way when the query was stopped
                 raise query_stopped()
             self._process(frame, batch_id)
@@ -153,16 +156,19 @@ class MicroBatchEngine:
         4. Deliver the committed rows to the sink, and the rows of side outputs to theirs.
         5. Clean up, in batches.
         """
+        # 1. Decide.
         decided = self._decide(frame, batch_id)
         if decided is None:
             return
         watch = Stopwatch()
         batch = self._begin(frame, batch_id, *decided)
         try:
+            # 2. Run the operators.
             answers = self._run(frame, batch, watch)
             if batch.times.is_idle and not any(map(_has_effect, chain(*answers))):
                 self._decline_idle(batch, answers)
                 return
+            # 3. Commit.  An error up to the put discards the micro-batch.
             completed, record, figures = self._commit(batch, answers, watch)
             watch.lap("commit")
         except BaseException:
@@ -171,10 +177,12 @@ class MicroBatchEngine:
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(batch.checkpoint_id, "the micro-batch failed")
             raise
+        # 4. Deliver.  An error from here on is repeated by the next start, which finds the commit.
         self._advance(batch, answers, completed, record)
         self._delivery.deliver(frame, record, answers[-1])
         self._extensions.deliver(frame, answers)
         watch.lap("deliver")
+        # 5. Clean up.
         self._clean_up(answers)
         watch.lap("clean_up")
         self._report(batch, answers, figures, watch)
@@ -193,6 +201,8 @@ class MicroBatchEngine:
             times = self._query_times.of(batch_id)
         self._has_run = True
         self._reports.begin()
+        # The first micro-batch of a run: only now is its id known, and with it whether the state
+        # fits.
         if self._location.epoch is None:
             first = FirstBatch(query_id, batch_id, times, self._query_times)
             is_committed = self._location.take_over(first)
@@ -202,6 +212,7 @@ class MicroBatchEngine:
         record = self._location.state.record
         if record is not None:
             times = times.not_before(record.watermark_ms)
+        # A no-data batch without a timer that is due costs nothing.
         if can_skip_batch(self._query.operators, record, times):
             return None
         self._location.begin(times)
@@ -236,6 +247,8 @@ class MicroBatchEngine:
                 upstream = []
             else:
                 partitioned, is_read = operator.input(frame, batch, upstream)
+                # Rows between operators are always staged: the next operator reads those that are
+                # committed.
                 staged = operator is not last or self._delivery.is_staged
                 spec = operator.spec(batch, is_read=is_read, staged=staged)
                 watch.lap("plan")
@@ -272,6 +285,8 @@ class MicroBatchEngine:
 
     def _acknowledge(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
         for ranges, acks in zip(batch.ranges, answers, strict=True):
+            # Every range is acknowledged, with or without an answer: the ledger waits for all of
+            # them.
             by_range = {ack.place.key_range: ack for ack in acks}
             for key_range in ranges:
                 ack = by_range.get(key_range)
@@ -377,6 +392,8 @@ class MicroBatchEngine:
         record = self._location.state.record
         if base is None or record is None:
             raise StatelogError(f"batch {batch_id} cannot be replayed without a checkpoint")
+        # The sink must see that a newer driver delivers an older batch, or it would not fence the
+        # older one.
         run_timeline = self._coordinator.timeline.number
         set_batch(frame, replace(record.delivered, run_timeline=run_timeline))
         plan = self._query.source.plan

@@ -214,6 +214,7 @@ class DriverExtensions:
         by_operator = self._by_operator(answers)
         now_ms = wall_clock_ms()
         for extension in self._extensions:
+            # In order: an extension may look at what those before it attach.
             attached += extension.attachments(self._start, by_operator, attached, now_ms)
         return tuple(attached)
 

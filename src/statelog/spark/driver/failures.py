@@ -57,6 +57,7 @@ def is_interruption(error: Exception) -> bool:
 def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> StatelogError | None:
     """Return the task's error in a failed Spark job, or None."""
     text = str(error)
+    # In the order of certainty: what a task reported, a cancelled job, a worker that is gone.
     task_error = reported_in(text, batch_id=batch_id)
     if task_error is not None:
         return task_error

@@ -45,6 +45,7 @@ def has_no_data_source(
     sources = operators[0].plan.sources
     if setting is None and frame.sparkSession.conf.get(_NAMED_SOURCES, "false") == "true":
         return False  # Spark rejects a source without a name, which this one is
+    # Spark fixes the sources of a query at its first start: the offset log tells what was chosen.
     newest = newest_offsets(files)
     recorded = None if newest is None else newest.sources
     if recorded not in (sources, sources + 1):  # a new query, or one that Spark will reject
@@ -66,6 +67,7 @@ def can_skip_batch(
     """Return whether a micro-batch needs no Spark job and no commit."""
     if not times.is_idle or not all(operator.plan.is_stateless for operator in operators):
         return False
+    # Before the first commit a no-data batch matters only if it begins with state to write.
     if record is None:
         return times.position == NOTHING_READ
     return not any(

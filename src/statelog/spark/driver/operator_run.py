@@ -60,6 +60,7 @@ class UnnamedOutput:
         """Take a micro-batch that was committed."""
         if self._is_decided:
             return
+        # Tasks without output rows say nothing about the columns.
         answers = [ack.output.unnamed for ack in acks if ack.count("output_rows")]
         self._is_decided = bool(answers)
         unnamed = [answer for answer in answers if answer is not None]
@@ -200,6 +201,7 @@ class OperatorRun:
             return session.range(0, tasks, 1, tasks), False
         definition = self.definition
         query = self._query
+        # The rows of the operator before, as committed, with the user's steps in between.
         if definition.of_upstream is not None:
             before = query.operators[self._index - 1]
             inline = inline_rows(upstream)
@@ -228,6 +230,8 @@ class OperatorRun:
         ranges = batch.ranges[self._index]
         initial = None if self._initial is None else self._initial.task_layout
         has_time = definition.time_mode != "none"
+        # What the operator starts from; a task that lacks it restores the newest checkpoint, see
+        # `TaskSpec`.
         last = location.state.last_run(self._index)
         base_id = location.state.base_id
         return TaskSpec(

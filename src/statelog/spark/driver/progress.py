@@ -30,6 +30,7 @@ def figures_of(
 ) -> BatchFigures:
     """Return the figures of a micro-batch; *extras* are the figures that extensions declare."""
     declared = {**FIGURES, **extras}
+    # First over the tasks of each operator, then over the operators.
     operators = [_combined([ack.figures for ack in acks], declared) for acks in answers]
     combined = _combined(operators, declared)
     for kind, operator in ((FigureKind.FIRST, operators[0]), (FigureKind.LAST, operators[-1])):
@@ -56,6 +57,7 @@ def _folded(name: str, figure: Figure | None, values: Sequence[FigureValue]) -> 
     """Return several values of a figure as one."""
     if figure is None or figure.kind is FigureKind.DRIVER:
         raise InvariantError(f"a task counted {name!r}, which is not a figure of tasks")
+    # A figure is a number, or numbers by name, such as milliseconds by phase.
     fold = max if figure.kind is FigureKind.MOST else sum
     numbers = [value for value in values if isinstance(value, int | float)]
     if numbers:

@@ -70,6 +70,7 @@ def is_committed(
     times = first.times
     batch_id = first.batch_id
     if batch_id == record.batch_id:
+        # The number alone proves nothing: after a loss of files Spark gives it to other input.
         same = (
             _may_equal(times.position, record.position)
             and _may_equal(times.position_before, record.position_before)
@@ -80,8 +81,10 @@ def is_committed(
         _refuse_planned_anew(first, base, record, location)
     if free:
         return False
+    # An older batch than the state: another driver is ahead, or files are missing.
     if batch_id < record.batch_id and first.sources is not None:
         _check_is_alone(first, first.sources, record, location, newest_claim)
+    # A newer batch: only no-data batches may be between, and then the position has not moved.
     has_positions = record.position is not None and times.position_before is not None
     same = record.position == times.position_before
     if batch_id < record.batch_id or (

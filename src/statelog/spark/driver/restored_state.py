@@ -77,6 +77,7 @@ class RestoredState:
         self.record = record
         self.has_committed = True
         self.due_ms = [operator.next_due_ms for operator in record.operators]
+        # An operator that was skipped still continues the checkpoint in which it ran.
         last = last_run_of(completed)
         self._last_runs = [
             last if has_run else before
@@ -113,7 +114,9 @@ def evolved_schema(
 ) -> OperatorStateSchema:
     """Return the schema of an operator that continues the state of a checkpoint."""
     schema = OperatorStateSchema.from_json(stored.schema)
+    # Changes that lose no state; it raises for those that do not fit.
     evolved = evolve(schema, declared, now_ms=now_ms)
+    # Changes that would lose state need the user's word for each name.
     missing = [name for name in undeclared(schema, declared) if _holds(stored, name)]
     refused = [] if ALL_STATE in drop else [name for name in missing if name not in drop]
     if refused:

@@ -40,6 +40,7 @@ class SnapshotPlanner:
         self.advance(base)
         handles = base.materialized if base is not None else ()
         size = sum(max(handle.handle.size_bytes, 0) for handle in handles)
+        # An estimate of the bytes per entry, from the snapshots that exist.
         in_snapshots = state_entries * float((self.distances.covered >= 0).mean())
         self._schedule = SnapshotSchedule(
             self._policy,
@@ -59,6 +60,8 @@ class SnapshotPlanner:
         ranges_chosen: dict[KeyGroupRange, KeyGroupRange] = {}
         for chosen in self._schedule.choose(self.distances, now_ms):
             for key_groups in ranges:
+                # A slice may cross the ranges of tasks; each task writes its share as an object of
+                # its own.
                 overlap = key_groups.intersection(chosen)
                 if len(overlap):
                     ranges_chosen.setdefault(key_groups, overlap)
@@ -74,6 +77,7 @@ class SnapshotPlanner:
         """Record the results of the *chosen* snapshots of a committed micro-batch."""
         done = 0
         for ack in acks:
+            # A task of an operator that was skipped has not counted.
             if len(ack.changes.group_entries) == len(ack.place.key_range):
                 self._schedule.has_entries(ack.place.key_range, ack.changes.group_entries)
             if ack.changes.snapshot is not None:

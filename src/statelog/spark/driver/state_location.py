@@ -116,6 +116,7 @@ class StateLocation:
         Returns:
             Whether an earlier run committed that micro-batch.
         """
+        # 1. Check, without a change.
         older_id = self._checkpoint_to_go_back_to()
         if older_id is None:
             checkpoint = self._entries.list_again().newest()
@@ -123,9 +124,11 @@ class StateLocation:
             point = find_restore_point(self._entries.list_again(), older_id)
             checkpoint = point.checkpoint
         self._check(checkpoint, first, older_id)
+        # 2. Claim: from here on the owner before cannot commit.
         self.epoch = self.coordinator.claim(self._entries)
         base = self.coordinator.restore(older_id)
         self._entries = Entries(self.store)
+        # 3. Check again, by what the owner before may have committed in between.
         is_committed = self._check(base, first, older_id)
         self.state.restore(base, older_id)
         if self.state.record is not None:
@@ -137,6 +140,7 @@ class StateLocation:
             self.state.base_id,
             self._query.settings.delivery.value,
         )
+        # 4. Delete what failed attempts of earlier runs left.
         self.clean_up.sweep_in_background()
         return is_committed
 
@@ -159,6 +163,7 @@ class StateLocation:
         if not isinstance(settings.checkpoint, int) and not settings.adopt:
             self._check_query(record, first.query_id)
         self._evolve(checkpoint, record, first.times.now_ms)
+        # After a rewind Spark plans the batch again, with any input: the positions need not match.
         went_back_to = record.went_back_to if older_id is None else older_id
         free = checkpoint.checkpoint_id == went_back_to
         return is_committed(

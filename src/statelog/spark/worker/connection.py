@@ -64,6 +64,7 @@ def _connections() -> Iterator[socket.socket]:
             if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:
                 continue
             seen.add(status.st_ino)
+            # A duplicate: closing it must not close Spark's own connection.
             connection = socket.socket(fileno=os.dup(int(name)))
             if _is_to_own_host(connection):
                 yield connection

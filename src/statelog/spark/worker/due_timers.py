@@ -59,6 +59,8 @@ class RetiredChanges:
             self._pieces.setdefault(key_group, []).append(self._file.write(value))
         until = self._until_ms
         for key_group, overlay in overlays.items():
+            # The table still has the timers from before: a key that changed them must not fire the
+            # old ones.
             before = groups[key_group].tables[self._timers_id]
             for key, times in overlay[self._timers_id].items():
                 at = bisect.bisect(times, until)
@@ -77,9 +79,11 @@ class RetiredChanges:
         self, key_group: int, group: KeyGroupState, keys: Collection[Key]
     ) -> KeyGroupState:
         """Return the state of some keys with the stored changes folded in."""
+        # A state of a few keys only: the other keys do not fire.
         forward = KeyGroupState(group.kinds, group.version)
         for state_id, table in enumerate(group.tables):
             forward.tables[state_id] = {key: table[key] for key in keys if key in table}
+        # Found by hash first, so that few changes become Python objects.
         hashes = self._hashes(self._codec.key.encode(list(keys)))
         reader = self._codec.present_reader()
         for piece in self._pieces.get(key_group, ()):
@@ -114,11 +118,13 @@ def due_timers(
     retired: RetiredChanges | None,
 ) -> list[Due]:
     """Return the due timers as (time, key group, key), by time."""
+    # Keys in columns with a due timer are moved into the dict tables first.
     state.prepare_due(key_group_range, timers_id, until)
     due = [] if retired is None else list(retired.due)
     for key_group in key_group_range:
         overlay = overlays.get(key_group)
         changed = overlay[timers_id] if overlay is not None else {}
+        # What this micro-batch changed replaces the folded timers of the key, see `Timers`.
         superseded = changed if retired is None else retired.superseded(key_group)
         for time, key in state.groups[key_group].timers_due(timers_id, until):
             if key not in superseded:

@@ -219,6 +219,7 @@ class TaskExtensions:
         output: OutputCollector,
     ) -> TaskRun:
         """Return the run of a processor over the keys of a task."""
+        # The first extension with a run of its own replaces the run of the face.
         arguments = context, state, key_group_range, output, self
         for extension in self._all:
             run = extension.new_run(*arguments)
@@ -261,6 +262,7 @@ class TaskExtensions:
             extension = self._by_name.get(row.name)
             if extension is not None:
                 error = extension.failed(error)
+            # An extension without a part can still say that it would have helped.
             elif row.advice:
                 error = loaded(row.advice, FunctionType)(error)
         return error

@@ -43,6 +43,7 @@ def reported_to_driver(location: str) -> Iterator[None]:
 
 def with_message(error: StatelogError, message: str) -> StatelogError:
     """Return an error of the nearest public class with another message."""
+    # The driver knows the public classes only; a subclass would not be found there.
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     copy: StatelogError = kind(message, **error.facts)
     return copy
@@ -118,6 +119,7 @@ def ends_of_process_are_errors(
     def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         process = os.getpid()
         thread = threading.get_ident()
+        # Replaced for the time of the call, and in this process and thread only.
         leave = os._exit
 
         def refuse(status: int) -> NoReturn:

@@ -118,6 +118,7 @@ class TaskHandle(StateVariables):
         self._only_in_init(stateName, "deleted")
         check_not_reserved(stateName)
         self._unfounded.pop(stateName, None)
+        # A reference that `init` kept must not read what the deletion removes.
         for state in self._given.pop(stateName, []):
             refuse_use(state, stateName)
         try:

@@ -92,6 +92,7 @@ class KeptStates:
         """Return the state of a task, and forget states without a task for `KEPT_S`."""
         name = _name_of(spec)
         now_s = self._clock()
+        # Forget what a rewind or another run has made wrong, and what nobody asked for in a while.
         old = [
             each
             for each, kept in self._by_name.items()
@@ -126,6 +127,7 @@ def freeze(kept: KeptState) -> None:
     as a small task, one over a large state longer than any.  The collector never visits state in
     columns.
     """
+    # A full pass pays off once for the modules, then whenever the state has grown by half.
     entries = kept.state.object_count()
     frozen = kept.frozen_entries
     if frozen is not None:

@@ -106,6 +106,7 @@ class HugeKeyInput:
 
     def batches_of(self, key: Key) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a key in the order of arrival."""
+        # Usually these rows have one key, and no row has to be looked at.
         is_only_key = sum(map(len, self._keys.values())) == 1
         for batch in self._batches():
             if is_only_key:
@@ -197,6 +198,7 @@ class LargeInput:
             groups = batch.column(0).to_numpy()
             if number == 0:
                 self.row_count += len(groups)
+            # Neighbouring key groups share a slot where there are more of them than slots.
             slots = (groups.astype(np.int64) - self._range.start) * len(self._slots)
             self._write_apart(number, batch, slots // len(self._range), self._slots)
 
@@ -212,6 +214,7 @@ class LargeInput:
 
         A slot keeps their order.
         """
+        # Sorted by slot, then cut: each slot gets one contiguous piece.
         row_cost = self._row_format.cost(batch) / batch.num_rows
         order = np.argsort(places.astype(np.uint16), kind="stable")
         in_order = places[order]
@@ -238,6 +241,7 @@ class LargeInput:
         size = 0
         for slot in slots:
             cost = slot.cost
+            # Slots are joined while they fit; one that does not fit by itself is split.
             if waiting and size + cost > self._part_bytes:
                 yield self._part(waiting)
                 waiting = []
@@ -270,12 +274,15 @@ class LargeInput:
 
     def _split(self, slot: _Slot, level: int) -> Iterator[Part]:
         """Separate the rows of a slot by the hash of their key."""
+        # Twice as many places as are needed: hashes do not divide rows evenly.
         count = min(_SPLIT, 2 * -(-slot.cost // self._part_bytes))
         heavy = self._heavy_hashes(slot)
         slots = [_Slot() for _ in range(count + len(heavy))]
         for number, pieces in enumerate(slot.pieces):
             for batch in _chunks(self._batches(number, pieces), self._chunk_bytes):
                 hashes = self._hashes(number, batch)
+                # A different mix at each level, or all rows of a place would meet again at the next
+                # one.
                 mixed = (hashes * _MIX[level % len(_MIX)]) >> np.uint64(32)
                 places = ((mixed * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
                 at = np.searchsorted(heavy, hashes)
@@ -295,6 +302,7 @@ class LargeInput:
 
     def _heavy_hashes(self, slot: _Slot) -> npt.NDArray[np.uint64]:
         """Return the hashes with many rows of a slot, ascending."""
+        # A sample of the pieces is enough to find the keys with a large share.
         total = 0
         counts: dict[int, int] = {}
         for number, pieces in enumerate(slot.pieces):

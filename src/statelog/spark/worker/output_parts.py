@@ -97,6 +97,7 @@ class OutputParts:
 
     def extend_within(self, produced: Iterable[RowLike]) -> None:
         """Take what one call of the processor yields, in pieces."""
+        # A generator of the processor may yield more rows than memory holds.
         iterator = iter(produced)
         before = -1
         while len(self.items) > before:
@@ -125,6 +126,7 @@ class OutputParts:
         batch = self.rows.batch()
         self.rows.clear()
         self.calls.clear()
+        # Before it counts: a batch that does not fit is not part of the output.
         self._check(batch)
         self.row_count += batch.num_rows
         if batch.num_rows:
@@ -155,6 +157,8 @@ class OutputParts:
     def keep(self) -> None:
         """See `Collector`."""
         self._marks.pop()
+        # Small batches of many calls are joined, but none across an outer mark, which may roll
+        # back.
         before = self._marks[-1].batches if self._marks else 0
         held = self._held
         start = first = len(held)
@@ -172,6 +176,7 @@ class OutputParts:
         mark = self._marks.pop()
         self.rows.clear()
         self.calls.forget()
+        # The newest are in memory; what was spilled since the mark is dropped after them.
         dropped = self._batch_count - mark.batches
         in_memory = min(dropped, len(self._held))
         for _ in range(in_memory):
@@ -259,6 +264,7 @@ class StagedOutputParts(OutputParts):
     def spill(self) -> None:
         """Write the batches to a file of the state location; none is of rows before and after a mark."""
         held = self.take()
+        # A file ends at each mark, so that a rollback deletes whole files.
         before = self._batch_count - len(held)
         marks = {mark.batches - before for mark in self._marks if mark.batches > before}
         for start, end in pairwise(sorted({0, *marks, len(held)})):
@@ -280,6 +286,7 @@ class StagedOutputParts(OutputParts):
         held = self.take()
         if held:
             data = write_stream(held, self._schema)
+            # Order matters: once a file was written, later rows are in files too.
             if len(data) <= self._inline_bytes and not self._handles:
                 return data
             self._put(data, held)

@@ -94,6 +94,7 @@ class ProcessorRun:
         processor = self._processor
         handle = TaskHandle(self._cursor, self._codec, self._timers, self._drop, self._extensions)
         try:
+            # `init` runs for each task: it binds the state objects to this task's cursor.
             processor.init(handle)
             handle.initialized()
         except (Exception, SystemExit) as error:
@@ -109,6 +110,7 @@ class ProcessorRun:
             those changes stay in memory until the end.
         """
         self.output.bound_each_call()
+        # Overlays before the first row come from a variable that `init` deleted.
         self._in_parts = not self.overlays
         if self._in_parts and self._timers_id is not None:
             until = self._context.due_until_ms
@@ -123,6 +125,8 @@ class ProcessorRun:
     def prepare(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
         """Make the state of a part of the input ready, for one or more calls of `handle`."""
         if self._state.is_columnar:
+            # Borrowed keys return to the columns after the part; prepared ones stay in the dict
+            # tables.
             keys = {group: rows.table_keys(group) for group in rows.key_groups()}
             (self._state.borrow if self._in_parts else self._state.prepare)(keys)
 
@@ -202,6 +206,7 @@ class ProcessorRun:
         key: Key = ()
         for key_group in initial.key_groups():
             self._enter(key_group)
+            # A key with input rows too is counted when these are handled.
             with_rows = set(rows_of.table_keys(key_group))
             try:
                 for key, key_object, rows in initial.keys(key_group):
@@ -215,6 +220,7 @@ class ProcessorRun:
 
     def _process_group(self, key_group: int, rows_of: KeyedInput) -> None:
         keys = rows_of.table_keys(key_group)
+        # Remembered for errors: which call yielded which row is computed only after a failure.
         self._calls.begin(keys, key_group, "handleInputRows")
         self._cursor.key = ()
         try:
@@ -227,6 +233,7 @@ class ProcessorRun:
 
     def _handle_keys(self, key_group: int, rows_of: KeyedInput) -> None:
         """Call `handleInputRows` key by key, and note where the output of each ends."""
+        # Locals, because this loop runs once for each key.
         handle_rows = self._processor.handleInputRows
         cursor = self._cursor
         times = self._times
@@ -306,6 +313,7 @@ class ProcessorRun:
             self._calls.finish()
         except (Exception, SystemExit) as error:
             self._raise("handleExpiredTimer", key, error, time)
+        # After the call: registering the same time again within it does not fire twice.
         timers.delete(time)
 
     def _handle_timer(self, time: int, key: Key) -> Iterable[Row] | None:

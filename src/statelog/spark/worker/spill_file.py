@@ -63,6 +63,7 @@ class SpillFile:
                     os.makedirs(self._folder, mode=0o700, exist_ok=True)
                 self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
             written = 0
+            # An unbuffered write may take a part of the bytes only.
             while written < len(view):
                 written += self._file.write(view[written:]) or 0
         except OSError as error:

@@ -114,17 +114,20 @@ def _run(
     partition = context.partitionId() if context is not None else 0
     if partition >= len(spec.ranges):
         raise changed_partitions()
+    # The first column of every row names its task, by its key group or by the task's number.
     names = spec.ranges[partition] if spec.rows.is_read else KeyGroupRange(partition, partition)
     batches = of_task(batches, names)
     watch = Stopwatch()
     kept = worker.states.of(spec)
     with task_uploads(kept.storage) as uploads:
+        # What was uploaded is deleted if anything in this block fails.
         ack, output = _answer(
             spec, kept, uploads, partition, batches, worker, file=file, watch=watch
         )
         uploads.hand_over()
     if worker.owns_process:
         freeze(kept)
+    # The answer is the last step: before it the driver knows nothing of this attempt.
     fail_point("before-acknowledge")
     acknowledge(ack)
     return output.batches() if isinstance(output, DirectOutput) else iter(())
@@ -284,13 +287,16 @@ def _process(task: _Task, rows: TaskInput) -> TaskChanges:
         if in_parts:
             run.retire(log.append(run.encoded()))
             watch.lap("append")
+    # All rows were handled: now the timers, and the end of the processor.
     run.end()
     task.figures["keys"], next_due_ms = run.key_count, run.next_due_ms()
     watch.lap("process")
     run.flush()
     watch.lap("output")
+    # Make the changes durable.  In parts, these are the changes of the timers alone.
     log.append(run.encoded())
     handle = log.persist()
+    # Kept for the next task: if this attempt is committed, it need not read its own log.
     if handle is not None and not in_parts:
         run.stage(spec.checkpoint_id, spec.base_id, handle.state_handle_id)
     fail_point("between-uploads")

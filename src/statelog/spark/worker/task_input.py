@@ -87,10 +87,12 @@ class TaskInput:
     def _read(self) -> Iterator[Part]:
         """Read all rows, and return an iterator over the parts."""
         first: list[pa.RecordBatch] = []
+        # In the hope that the rows fit; *first* keeps the batches in case they do not.
         rows, initial = self._read_keyed(self._up_to_bound(first))
         if not self.is_large:
             self.row_count = rows.row_count
             return iter([Part(rows, initial, is_whole=True)])
+        # Free the objects before the batches are written to disk.
         del rows, initial
         large = self._large()
         large.read(chain(_emptied(first), self._batches))
@@ -196,6 +198,7 @@ class RowCounter:
                 return
             if batch.num_rows:
                 groups = batch.column(0).to_numpy(zero_copy_only=False)
+                # Key groups are counted always, keys only where one group stands out.
                 counts = np.bincount(groups, minlength=len(self._rows))[: len(self._rows)]
                 self._rows += counts
                 hot = int(counts.argmax())

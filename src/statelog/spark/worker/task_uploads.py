@@ -139,6 +139,7 @@ class TaskUploads:
         for log in self._logs:
             log.give_up()
         self._storage.objects.give_up(self._paths)
+        # An upload that still runs may end after the deletion, so wait for it a moment.
         scheduler = self._storage.scheduler
         if isinstance(scheduler, InlineStateChangeUploadScheduler):
             until_s = time.monotonic() + _GIVE_UP_S

@@ -85,6 +85,8 @@ class RunFiles:
     def __init__(self, folder: Path, location: str, layout: RowLayout, ids: IdSource) -> None:
         self._layout = layout
         self._ids = ids
+        # A file of another schema, or with other hashes, has a different fingerprint and is not
+        # used.
         form = bytes(layout.schema.serialize()) + _HASHES
         self._fingerprint = hashlib.sha256(form).hexdigest()[:16]
         self.folder = folder / hashlib.sha256(location.encode()).hexdigest()[:24]
@@ -115,6 +117,7 @@ class RunFiles:
         """Return the files with key groups of the range, newest version first."""
         run_files = []
         with contextlib.suppress(OSError):
+            # The name has key groups and version, so most files are not opened.
             for name in os.listdir(self.folder):
                 parsed = _parsed(name)
                 if parsed is not None and len(parsed[0].intersection(key_group_range)):
@@ -178,6 +181,7 @@ class RunFiles:
         """Write the rows of a run, to be named later; see `publish`."""
         if not self.folder.exists():
             self._open_folder()
+        # The rows first: what was applied last is known only at the end of a replay.
         message = run.rows.serialize()
         path = self.folder / f"{self._ids.new_id()}.tmp"
         try:
@@ -200,6 +204,7 @@ class RunFiles:
         header = msgspec.json.encode(
             _Header(self._fingerprint, key_groups.start, list(last_applied))
         )
+        # The digest tells files of one version apart that were made from different logs.
         digest = hashlib.sha256(header).hexdigest()[:16]
         path = self.folder / f"{key_groups.start}-{key_groups.end}-{version}-{digest}{_SUFFIX}"
         crc = checksum([header], pending.crc)
@@ -207,11 +212,13 @@ class RunFiles:
             with open(pending.path, "ab") as file:
                 file.write(header)
                 file.write(_TAIL.pack(crc, len(header), pending.size, _MAGIC))
+            # Renamed when it is whole: another process sees all of it or nothing.
             os.replace(pending.path, path)
         except OSError:
             pending.path.unlink(missing_ok=True)
             raise
         new = RunFile(path, key_groups, version, dict(zip(key_groups, last_applied, strict=True)))
+        # The snapshot may still fail to be committed, so the version before stays usable.
         self._remove_older(new, spare=0 if committed else 1)
         return new
 
@@ -257,6 +264,7 @@ def _parsed(name: str) -> tuple[KeyGroupRange, int] | None:
 def _make_private(folder: Path) -> None:
     """Create a private folder; reject one that others can write to."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # State may be read back from here, so nobody else may put files into it.
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(f"{folder} is not a folder of user {os.getuid()}")

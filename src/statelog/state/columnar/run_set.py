@@ -128,6 +128,7 @@ class RunSet:
 
     def give_back(self) -> None:
         """Return borrowed keys to the columns; no fold may have changed them."""
+        # The rows count again, and their copies in the dict tables go: no key is in both.
         for moved in self._borrowed:
             for run, numbers in moved.rows:
                 run.put_back(numbers)
@@ -143,6 +144,7 @@ class RunSet:
         """Move every key with a timer up to *until_ms* into the dict tables."""
         rows = []
         for run, key_groups in self._in(key_group_range):
+            # A run may have more key groups than were asked for: the others are cut off.
             due = run.due_rows(self.layout.columns[state_id], until_ms)
             start = run.span(key_groups.start).start
             stop = run.span(key_groups.end).stop
@@ -160,6 +162,7 @@ class RunSet:
     def move_all(self, key_group_range: KeyGroupRange) -> None:
         """Move all keys of these key groups into the dict tables."""
         for key_group in key_group_range:
+            # Out of the runs first: no row of the key group will be looked up again.
             run = self.by_group.pop(key_group, None)
             if run is not None:
                 self._move_rows([_Rows(run, run.live_rows(key_group), None)])
@@ -186,6 +189,7 @@ class RunSet:
         try:
             return self.layout.hashes(self.layout.codec.key.encode(keys))
         except CapacityError:
+            # An Arrow column of text holds 2 GiB at most.
             half = len(keys) // 2
             if not half:
                 raise
@@ -238,6 +242,7 @@ class RunSet:
         present = dict.fromkeys(key_groups)
         for state_id, column in self.layout.columns.items():
             state = self.layout.codec.states[state_id]
+            # One conversion for each variable, whatever the number of key groups.
             cells = state.decode_cells(batch.column(column))
             tables = {key_group: self._groups[key_group].tables[state_id] for key_group in present}
             state.kind.insert_cells(tables, zip(key_groups, keys, cells, strict=True))
@@ -247,6 +252,7 @@ class RunSet:
     def _in(self, key_group_range: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
         """Return the runs of these key groups, with contiguous key groups of each."""
         runs = []
+        # Neighbours in the same run are one slice of it.
         for _, neighbours in groupby(key_group_range, lambda kg: id(self.by_group.get(kg))):
             key_groups = list(neighbours)
             run = self.by_group.get(key_groups[0])
@@ -272,6 +278,7 @@ class RunSet:
         in_dicts = snapshot_table(
             self.layout.codec, self._groups, overlays or {}, key_group_range, now_ms=now_ms
         )
+        # Usually one of both is empty, and nothing has to be sorted.
         filled = [table for table in (*tables, in_dicts) if table.num_rows]
         if len(filled) > 1:
             return by_key_group(pa.concat_tables(filled))
@@ -283,6 +290,7 @@ class RunSet:
         """Make *run* all state of its key groups, in a file if possible."""
         if self._local is not None and run.rows.num_rows:
             try:
+                # A file is named only if `last_applied` describes all of its rows.
                 if self._ahead.isdisjoint(run.key_group_range):
                     run = self._local.write(run, *self._applied_to(run))
                 else:
@@ -302,6 +310,7 @@ class RunSet:
     def place_in_memory(self, run: SortedRun) -> None:
         """Make *run* all state of its key groups, without a file."""
         for key_group in run.key_group_range:
+            # The dict tables are emptied: their entries are rows of the run.
             old = self._groups[key_group]
             self._groups[key_group] = KeyGroupState(old.kinds, old.version)
             self.by_group[key_group] = run
@@ -341,6 +350,7 @@ class RunSet:
     def is_whole(self, run: SortedRun) -> bool:
         """Return whether a run is all state of its key groups: none of it was superseded, moved or changed."""
         key_groups = run.key_group_range
+        # The replay went on after the file was written, and may have changed keys of it.
         is_current = all(self.by_group.get(key_group) is run for key_group in key_groups)
         return (
             is_current
@@ -365,6 +375,7 @@ class RunSet:
         groups: Mapping[int, KeyGroupState] = self._groups
         if self._too_large:
             groups = {kg: group for kg, group in groups.items() if kg not in self._too_large}
+        # The largest blocks first: fewer of them have to be rewritten.
         chosen = choose_blocks(block_sizes(groups), self.limits.recent_bytes)
         for block in chosen:
             present = [kg for kg in range(block * BLOCK, (block + 1) * BLOCK) if kg in groups]
@@ -404,6 +415,7 @@ class RunSet:
         """Restore key groups from files newer than the state in memory; return which."""
         if self._local is None:
             return set()
+        # One file may serve several key groups, and is opened and verified once.
         files = self._newest_files(self._local, handle, set(key_groups))
         restored = set()
         for file in {file.path: file for _, file in files.values()}.values():
@@ -425,6 +437,8 @@ class RunSet:
         self, local: RunFiles, handle: ChangelogStateBackendHandle, key_groups: set[int]
     ) -> dict[int, tuple[int, RunFile]]:
         """Return by key group the newest file that the checkpoint still refers to, and its version."""
+        # A file is as new as the checkpoint whose handle it names; its own number may be of a
+        # different run.
         ids = _known_ids(handle, key_groups)
         newest: dict[int, tuple[int, RunFile]] = {}
         for file in local.find(handle.key_group_range):
@@ -445,6 +459,7 @@ class RunSet:
         if self._local is None or not self._in(key_group_range):
             return
         try:
+            # Written now, because the rows are sorted already; named when the snapshot is stored.
             run = build_run(self.layout, key_group_range, table)
             self._snapshot_files.append(self._local.begin(run))
         except CapacityError:
@@ -492,6 +507,7 @@ def _known_ids(
 def contiguous(key_groups: Iterable[int]) -> list[KeyGroupRange]:
     """Return ascending key groups as ranges."""
     ranges = []
+    # Within a contiguous range, key group minus position is constant.
     for _, pairs in groupby(enumerate(key_groups), lambda pair: pair[1] - pair[0]):
         members = [key_group for _, key_group in pairs]
         ranges.append(KeyGroupRange(members[0], members[-1]))

@@ -65,6 +65,7 @@ class SortedRun:
         self.rows = rows
         self.hashes: Hashes = rows.column(rows.num_columns - 1).to_numpy()
         key_groups = rows.column(0).to_numpy()
+        # Where each key group begins, so that `span` is a look-up.
         bounds = np.arange(key_group_range.start, key_group_range.end + 2)
         self._starts: list[int] = np.searchsorted(key_groups, bounds).tolist()
         self.moved = np.zeros(rows.num_rows, np.bool_)
@@ -133,6 +134,7 @@ class SortedRun:
         After `due_rows` up to *after_ms* it does not read the rows.  It may return the timer of
         a row that was moved since, which is only too early.
         """
+        # The bound is remembered: most batches find no timer that is due.
         if self._earliest is None or self._earliest <= after_ms:
             self.due_rows(column, after_ms)
         return None if self._earliest in (None, _NEVER) else self._earliest
@@ -157,6 +159,7 @@ def build_run(layout: RowLayout, key_group_range: KeyGroupRange, table: pa.Table
     """Return rows as a run."""
     batch = one_batch(table)
     hashes = layout.hashes(batch.columns[1 : layout.first_state])
+    # Rows of a snapshot are by key group, but not by hash.
     order = order_of(batch.column(0).to_numpy(), hashes)
     if order is not None:
         batch = batch.take(pa.array(order))
@@ -201,9 +204,11 @@ def order_of(
     """Return the order by key group and hash; None for sorted rows."""
     if len(key_groups) < 2:
         return None
+    # Are the rows sorted already, by key group, and within each by hash?
     steps = np.diff(key_groups)
     if (steps >= 0).all() and (hashes[1:] >= hashes[:-1])[steps == 0].all():
         return None
+    # By key group first, which is a radix sort; then each short group by its hashes.
     order = group_order(key_groups)
     grouped = key_groups[order]
     bounds = [0, *(np.flatnonzero(np.diff(grouped)) + 1).tolist(), len(order)]

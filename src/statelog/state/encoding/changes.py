@@ -80,6 +80,7 @@ class OperatorCodec:
 
     def written_by(self, metadata: bytes) -> WrittenStates:
         """Return how to read what the schema in a metadata change wrote."""
+        # Every change set begins with its schema, and nearly all have the same one.
         written = self._written.get(metadata)
         if written is None:
             if metadata == self._metadata:
@@ -100,6 +101,7 @@ class OperatorCodec:
         return written
 
     def _earlier(self, written: OperatorStateSchema) -> WrittenStates:
+        # The checkpoint has the newest schema, so a later one is not of this location.
         if written.generation > self.schema.generation:
             raise CorruptionError(
                 f"found state of generation {written.generation} of the schema, later than the "
@@ -111,6 +113,7 @@ class OperatorCodec:
                 f"of ({schema_text(self.schema.key_schema)})"
             )
         key_codec = KeyCodec(written.key_schema)
+        # By identity: a name that was deleted and declared again is a different variable.
         ids = {self.schema.states[state_id].identity: state_id for state_id in self.live}
         codecs: list[StateCodec | None] = []
         present_ids = []
@@ -182,6 +185,7 @@ def _encoded(
     bounds: Sequence[tuple[int, int, int]],
 ) -> ChangeBatch:
     """Return the changes of one variable."""
+    # A slice of the batch for each key group, without its schema: the metadata change has it.
     header = _HEADER.pack(DELTAS, state_id)
     what = f"state {name!r}, changes of one key group"
     pieces: list[bytes | pa.Buffer] = []
@@ -254,6 +258,7 @@ class ChangesReader:
         """Return (key group, operations) by written state id; raises as `decode`."""
         batches: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for key_group, value in zip(key_groups, values, strict=True):
+            # The schema of what follows.
             if key_group == METADATA_KEY_GROUP:
                 self.schema_is(value)
                 continue
@@ -323,6 +328,7 @@ class ChangesReader:
         """Return state id and operations; None for a deleted variable."""
         if len(value) < _HEADER.size:
             raise CorruptionError(f"a change in key group {key_group} has {len(value)} bytes")
+        # Values of the log are checked before Arrow reads them: they may be of a newer version.
         kind, state_id = _HEADER.unpack_from(value)
         if kind != DELTAS or state_id >= len(written.codecs):
             raise IncompatibleFormatError(

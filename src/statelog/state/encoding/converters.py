@@ -70,6 +70,7 @@ def _converter(kind: pa.DataType) -> _Converter | None:
 
 def _in_range(column: pa.Array, least: int, most: int) -> bool:
     """Return whether all values of a column of times are such that Python has them."""
+    # As numbers: `as_py` raises for a time that Python cannot hold.
     numbers = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
     bounds = pc.min_max(numbers)
     low = bounds["min"].as_py()
@@ -255,6 +256,7 @@ def _missing() -> None:
 
 
 def _iterable(value: object) -> Iterable[object]:
+    # Python would take them as a sequence of letters, of numbers, of keys.
     if isinstance(value, str | bytes | Mapping):
         raise TypeError("a list is needed")
     return value  # type: ignore[return-value]  # else the loop raises TypeError
@@ -264,6 +266,7 @@ def _parts(value: object, names: Sequence[str]) -> Sequence[object]:
     """Return the fields of a struct given as a Row, a dict or a sequence."""
     if isinstance(value, Mapping):
         return [value.get(name) for name in names]
+    # A Row whose fields have another order is taken by name, as Spark does.
     fields = getattr(value, "__fields__", None)
     if fields is not None and list(fields) != list(names) and set(fields) == set(names):
         by_name = dict(zip(fields, _iterable(value), strict=True))

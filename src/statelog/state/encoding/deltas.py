@@ -86,6 +86,7 @@ class StateCodec:
 
     def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
         """Return the deltas that *batch* holds; the inverse of `operations` and `batch`."""
+        # The columns are in the order of `schema`: key, op, map key, value, expiry.
         position = len(self.key.schema)
         keys = self.key.decode(batch.columns[:position])
         ops = batch.column(position).to_pylist()
@@ -98,6 +99,7 @@ class StateCodec:
         entries = self._entries(batch.columns[position:])
         deltas = []
         end = 0
+        # The batch has the rows of several key groups, one after the other.
         for count in counts:
             start = end
             end = end + count
@@ -144,6 +146,7 @@ class StateCodec:
     def _entry_columns(self, entries: Sequence[Entry | None]) -> list[pa.Array]:
         if not self.expires:
             return self.value.encode(_filled(entries, len(self.value.schema)))
+        # With a time to live an entry is a pair, and its expiry is a column of its own.
         values = [None if entry is None else entry[1] for entry in entries]
         expires = [0 if entry is None else entry[0] for entry in entries]
         columns = self.value.encode(_filled(values, len(self.value.schema)))
@@ -235,6 +238,7 @@ def _migrated(
     present: Sequence[pa.Field],
     rows: int,
 ) -> list[pa.Array]:
+    # A field that was removed and added again has the same name, and another generation.
     by_identity = {
         (field.name, field_since(field)): (field, column)
         for field, column in zip(written, columns, strict=True)

@@ -121,6 +121,7 @@ def snapshot_table(
     for key_group in key_group_range:
         if key_group not in groups:
             continue
+        # One row for each key that any variable has.
         tables = _tables(codec, groups[key_group], overlays.get(key_group), now_ms)
         present = dict.fromkeys(key for table in tables for key in table)
         key_groups += [key_group] * len(present)
@@ -149,6 +150,7 @@ def _encoded(
     except CapacityError:
         if len(keys) < 2:
             raise
+        # Halved until every column fits into one array.
         half = len(keys) // 2
         for half_of_rows in (slice(0, half), slice(half, None)):
             yield from _encoded(
@@ -186,6 +188,7 @@ def read_snapshot(
     """
     try:
         table = rows_of_groups(data, key_group_range)
+        # By the schema in the file, which may be an earlier one.
         written = codec.written_by((table.schema.metadata or {})[SCHEMA_METADATA])
         key_groups = table.column(KEY_GROUP_COLUMN).to_pylist()
         tables: dict[int, list[Table]] = {
@@ -213,6 +216,7 @@ def _insert_rows(
         if state is None or state.descriptor.name not in rows.schema.names:
             continue
         column = rows.column(state.descriptor.name)
+        # A forged file: decoding a column of another type may end the process.
         if column.type != state.encode_cells([]).type:
             raise CorruptionError(
                 f"a state snapshot cannot be read: its column {state.descriptor.name!r} has the type "
@@ -274,9 +278,12 @@ def snapshot_tables(
             start, stop = np.searchsorted(
                 key_groups, [key_group_range.start, key_group_range.end + 1]
             ).tolist()
+            # Where the next block of key groups begins within this row group.
             bounds = np.flatnonzero(np.diff(key_groups[start:stop] // block)) + 1 + start
             for first, last in pairwise([start, *bounds.tolist(), stop]):
                 part = table.slice(first, last - first)
+                # A block may continue in the next row group, so it is yielded when another one
+                # begins.
                 if waiting and part.num_rows:
                     before = waiting[0].column(KEY_GROUP_COLUMN)[0].as_py() // block
                     if before != key_groups[first] // block:

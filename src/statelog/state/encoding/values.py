@@ -76,6 +76,7 @@ class StructCodec:
 
         Mutable parts are copied, so that a later change of them does not change the state.
         """
+        # The fast path of every write: plain values cost one look-up.
         values = value if value.__class__ is tuple else self._tuple(value)
         # Plain values of types that passed once need no second look.
         signature = tuple(map(type, values))
@@ -115,6 +116,7 @@ class StructCodec:
                     f"{self._what}: field {field.name!r} takes {field.type}, not "
                     f"{type(value).__name__} {value!r:.100} ({error})"
                 ) from error
+        # Fields that came back as the same object are not converted again for these types.
         self._converted[signature] = tuple(
             index
             for index, kind in enumerate(signature)
@@ -124,6 +126,7 @@ class StructCodec:
 
     def encode(self, rows: Sequence[Values]) -> list[pa.Array]:
         """Return one Arrow column per field."""
+        # Arrow converts whole columns, so rows are turned first.
         columns = list(zip(*rows, strict=True)) if rows else [()] * self._width
         return self.encode_columns(columns)
 
@@ -245,6 +248,7 @@ class KeyCodec:
 
     def encode(self, keys: Sequence[Values]) -> list[pa.Array]:
         """Return one Arrow column per key column."""
+        # Arrow takes dicts for structs, not the tuples that tables hold.
         thawed = keys if not self._nested else [self.thaw(key) for key in keys]
         columns = list(zip(*thawed, strict=True)) if thawed else [()] * len(self.schema)
         return [

@@ -56,6 +56,7 @@ class ChunkedColumn:
             return
         chunk = column
         end = len(self) + len(column)
+        # Like the carry of a counter: a row is copied only a few times.
         while self._chunks and self._is_merged_with(chunk):
             chunk = pa.concat_arrays([self._chunks.pop(), chunk])
             self._ends.pop()
@@ -69,6 +70,7 @@ class ChunkedColumn:
 
     def take(self, rows: RowNumbers, _present: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         """Return the values of *rows*, in their order; nulls for a negative number."""
+        # Taken from each chunk at once, then put into the order that was asked for.
         parts = self.parts(rows)
         if not parts:
             return pa.nulls(len(rows), self._kind)
@@ -88,6 +90,7 @@ class ChunkedColumn:
         """Return the chunks that have some of *rows*; negative numbers are in the first one."""
         if len(self._chunks) == 1:
             return [(self._chunks[0], 0, np.arange(len(rows)))]
+        # Sorted by chunk; 16 bits, so that the sort is a radix sort.
         which = np.searchsorted(self._ends, rows, side="right").astype(np.uint16)
         starts = [0, *self._ends]
         order = np.argsort(which, kind="stable")
@@ -100,6 +103,7 @@ class ChunkedColumn:
 
     def keep(self, rows: RowNumbers) -> None:
         """Keep only the values of *rows*; they are at 0, 1, ... then."""
+        # Into new chunks: an error while memory runs out leaves the old ones as they are.
         remaining = ChunkedColumn(self._kind, self._what)
         for block in self._blocks(rows):
             remaining.append(self.take(block))
@@ -234,6 +238,7 @@ class _FixedWidth:
         self._count = end
 
     def _read(self, column: pa.Array) -> npt.NDArray[np.generic]:
+        # The bytes as they are; the bytes of a null do not matter.
         data = column.buffers()[1]
         if data is None or not len(column):
             return np.zeros(len(column), self._dtype)
@@ -241,6 +246,7 @@ class _FixedWidth:
         return np.frombuffer(data, self._dtype, len(column), start)
 
     def take(self, positions: RowNumbers, present: npt.NDArray[np.bool_] | None) -> pa.Array:
+        # A negative position reads entry 0, whose value the bitmap hides.
         safe = positions if present is None else np.maximum(positions, 0)
         valid = present
         if self._valid is not None:

@@ -66,6 +66,7 @@ def xxhash64_bytes(data: bytes, seed: int) -> int:
     """Return XXH64 of *data* as an unsigned number."""
     length = len(data)
     position = 0
+    # Four lanes of eight bytes each, mixed and then joined.
     if length >= 32:
         lanes = [(seed + _P1 + _P2) & _MASK, (seed + _P2) & _MASK, seed, (seed - _P1) & _MASK]
         while position <= length - 32:
@@ -77,6 +78,7 @@ def xxhash64_bytes(data: bytes, seed: int) -> int:
             result = ((result ^ _round(0, lane)) * _P1 + _P4) & _MASK
     else:
         result = seed + _P5
+    # What is left after the blocks of 32: words, a half word, single bytes.
     result = (result + length) & _MASK
     while position <= length - 8:
         (word,) = struct.unpack_from("<Q", data, position)

@@ -42,6 +42,7 @@ def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
     finds keys, but does not give their key group.
     """
     length = len(columns[0]) if columns else 0
+    # The hash of a column is the seed of the next one; a null leaves the seed as it is.
     hashes = np.full(length, SEED, _U64)
     for column, field in zip(columns, schema, strict=True):
         hasher = _hasher(field.type) or _by_value(field)
@@ -185,6 +186,7 @@ def _bytes(column: pa.Array, seeds: Hashes) -> Hashes:
     lengths = np.diff(offsets)
     result = np.empty(len(column), _U64)
     order = np.argsort(lengths, kind="stable")
+    # Rows of one length take the same steps, so each step is one operation on a column.
     distinct, first = np.unique(lengths[order], return_index=True)
     for length, rows in zip(distinct.tolist(), np.split(order, first[1:]), strict=True):
         matrix = np.empty((len(rows), -(-length // 8)), "<u8")

@@ -77,13 +77,16 @@ class SlotIndex:
         key_groups: npt.NDArray[np.int32],
     ) -> Slots:
         """Return the slot of each key; keys without one get the next slots."""
+        # 1. The slots of known keys, and the empty cell where each search for a new one ended.
         slots, cells = self._search(keys, hashes)
         new = np.flatnonzero(slots == NO_SLOT)
         if len(new):
             added = hashes[new]
+            # 2. Append the new keys to the columns.
             first = self._append(keys, new, added, key_groups[new])
             numbers = np.arange(first, first + len(new))
             slots[new] = numbers
+            # 3. Enter them in the table; in a new table the cells of before mean nothing.
             grown = self._fit_table(first + len(new))
             self._insert(numbers, added, self._home(added) if grown else cells[new])
         return slots
@@ -136,6 +139,7 @@ class SlotIndex:
             hits = np.flatnonzero((hashes == SEED) & (slots != NO_SLOT))
         else:
             hits = np.flatnonzero(slots != NO_SLOT)
+        # A slot was found by its hash alone: compare the keys, and go on where they differ.
         while len(hits):
             columns = keys if len(hits) == len(hashes) else taken(keys, hits)
             other = hits[~self._keys.equal(slots[hits], columns)]
@@ -155,11 +159,13 @@ class SlotIndex:
         """
         slots: Slots = np.full(len(hashes), NO_SLOT)
         sought = _marks_of(hashes)
+        # Rows that still search; those at an empty cell have ended.
         rows = np.flatnonzero(self._skip(sought, cells))
         ends = cells.take(rows)
         while len(rows):
             stored = self._table.take(ends)
             slots[rows] = stored
+            # The mark was right and the hash is not: about one in 128 of the other keys.
             other = np.flatnonzero(self._hashes.take(stored) != hashes.take(rows))
             rows = rows.take(other)
             ends = (ends.take(other) + 1) & self._mask
@@ -174,6 +180,7 @@ class SlotIndex:
     def _skip(self, wanted: _Marks, cells: _Cells) -> _Marks:
         """Move each cell on to one that is empty or has the mark; return their marks."""
         marks: _Marks = self._marks.take(cells)
+        # Most searches end at their first cell, so the arrays shrink fast.
         rows = np.flatnonzero((marks != wanted) & (marks != _EMPTY))
         ends = cells.take(rows)
         sought = wanted.take(rows)
@@ -237,6 +244,7 @@ class SlotIndex:
         return True
 
     def _new_table(self, keys: int) -> None:
+        # A power of two: the home of a hash is its upper bits, and the next cell a mask.
         bits = max((keys * _CELLS_PER_KEY - 1).bit_length(), _MIN_BITS)
         self._table = np.full(1 << bits, NO_SLOT, np.int32)
         self._marks: _Marks = np.full(1 << bits, _EMPTY)
@@ -297,6 +305,7 @@ class KeyColumns:
         result = np.ones(len(rows), np.bool_)
         for index, (stored, asked) in enumerate(zip(self.take(rows), columns, strict=True)):
             same = _equal(stored, asked)
+            # Arrow cannot compare these types, so the keys are compared as Python values.
             if same is None:
                 codec = KeyCodec(pa.schema([self.schema.field(index)]))
                 pairs = zip(codec.decode([stored]), codec.decode([asked]), strict=True)

@@ -55,6 +55,7 @@ class StateKey:
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with this key, of rows in the columns of `StateReader`."""
         for value, field in zip(self.values, self._schema, strict=True):
+            # Arrow's `equal` finds neither nulls nor NaNs.
             column = batch.column(f"key.{field.name}")
             if value is None:
                 batch = batch.filter(pc.is_null(column))

@@ -366,6 +366,7 @@ def positions_in(cells: RowNumbers) -> RowNumbers:
     """Return positions of elements in their lists, given `cell_of_element`."""
     if not len(cells):
         return cells
+    # An element's position is its distance from the first element of its list.
     starts = np.flatnonzero(np.diff(cells, prepend=-1))
     lengths = np.diff(starts, append=len(cells))
     positions: RowNumbers = np.arange(len(cells)) - np.repeat(starts, lengths)
@@ -384,6 +385,7 @@ def as_struct(columns: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
 
 def filtered_lists(column: pa.Array, keep: npt.NDArray[np.bool_]) -> pa.Array:
     """Return the lists with the elements that *keep* marks, or null."""
+    # Kept elements before each offset: that is where the shorter list begins.
     offsets = np.concatenate(([0], np.cumsum(keep)))[column.offsets.to_numpy()].astype(np.int32)
     return pa.ListArray.from_arrays(
         pa.array(offsets),

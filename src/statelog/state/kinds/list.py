@@ -75,6 +75,7 @@ class ListKind(Kind[ListCell, ListDelta]):
     def fold(self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]) -> None:
         """Append the new entries in place, or replace the list."""
         for key, delta in deltas.items():
+            # A copy: the delta may be folded into the tables of a snapshot too.
             if delta.replaced or key not in table:
                 if delta.tail:
                     table[key] = list(delta.tail)

@@ -142,6 +142,7 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         """Return the timers of rows; a time that a key has twice is one timer."""
         times = columns[0].to_numpy()
         first = np.ones(len(times), np.bool_)
+        # The rows are sorted, so equal ones are neighbours.
         first[1:] = (np.diff(parents) != 0) | (np.diff(times) != 0)
         counts = np.bincount(parents[first], minlength=keys)
         return lists_of_lengths(counts, pa.array(times[first]), kind)
@@ -187,6 +188,7 @@ class TimerTable(dict[Key, TimerCell]):
         """Replace the timers of each key; an empty sequence removes them."""
         heap = self._heap
         for key, times in deltas.items():
+            # The count of timers in the dict: it tells when the heap has too many stale hints.
             before = self.get(key, ())
             self._count += len(times) - len(before)
             if times:
@@ -194,6 +196,8 @@ class TimerTable(dict[Key, TimerCell]):
             else:
                 self.pop(key, None)
             if heap is not None:
+                # A removed timer stays in the heap: `due` and `first` look into the dict before
+                # they believe it.
                 for time in set(times).difference(before):
                     heapq.heappush(heap, (time, _Opaque(key)))
 
@@ -206,6 +210,8 @@ class TimerTable(dict[Key, TimerCell]):
         heap = self._index()
         seen: set[tuple[int, Key]] = set()
         pending = [0] if heap else []
+        # A node of a heap is not later than its children, so a subtree ends at the first later
+        # node.
         while pending:
             index = pending.pop()
             time, opaque = heap[index]
@@ -243,6 +249,7 @@ class TimerTable(dict[Key, TimerCell]):
         heap = self._heap
         if heap is None:  # the cells may have been put in without a fold
             self._count = sum(map(len, self.values()))
+        # Made again once most of it is stale.
         if heap is None or len(heap) > 64 + 2 * self._count:
             heap = [(time, _Opaque(key)) for key, times in self.items() for time in times]
             heapq.heapify(heap)

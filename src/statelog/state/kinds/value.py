@@ -47,6 +47,7 @@ class ValueKind(Kind[Entry, Entry | None]):
 
     def fold(self, table: Table, deltas: Mapping[Key, Entry | None]) -> None:
         """Replace the values in *table* that *deltas* changes."""
+        # Without a removal one call of C folds all of them.
         if None in deltas.values():
             for key, entry in deltas.items():
                 if entry is None:
@@ -97,6 +98,7 @@ class ValueKind(Kind[Entry, Entry | None]):
         self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
     ) -> pa.Array:
         """Return the values of rows; null for a key without a row."""
+        # By key, its row; null where it has none.
         rows = np.full(keys, -1, np.int64)
         rows[parents] = np.arange(len(parents))
         return as_struct(columns, kind).take(pa.array(rows, mask=rows < 0))

@@ -59,6 +59,7 @@ def newest_after(
     Blocks: On the store.
     """
     for _ in range(ATTEMPTS):
+        # Both at once: usually nothing is new, and this is all that a poll costs.
         ids, is_stored = ask_both(
             store, lambda: _present(store), lambda: _is_stored(store, last_read)
         )
@@ -118,6 +119,7 @@ def chain_before(
         )
     chain: list[CompletedCheckpoint] = []
     checkpoint = last
+    # Backwards by the parents: only they tell the history from numbers that a rewind gave up.
     while checkpoint.checkpoint_id > after:
         parent = checkpoint.parent_id
         if parent is None or parent < after:
@@ -182,6 +184,7 @@ class Changes:
     ) -> Changes:
         """Compare two checkpoints, which may be of different histories."""
         handle = upto.for_range(key_groups)
+        # The same parts up to *since* mean the same state, whatever the two histories are called.
         ours = _parts(since.for_range(key_groups), since.checkpoint_id)
         theirs = _parts(handle, since.checkpoint_id)
         rewritten = frozenset(group for group in key_groups if ours[group] != theirs[group])
@@ -250,6 +253,7 @@ def is_logged(checkpoint: CompletedCheckpoint, portion: KeyGroupRange) -> bool:
 
     A snapshot of the checkpoint itself may have taken the place of the log, see `live_log`.
     """
+    # Suspicious are key groups whose snapshot is as new as the checkpoint, unless it has a log too.
     covered = covered_checkpoints(checkpoint.materialized, checkpoint.max_parallelism)
     is_covered = covered == checkpoint.checkpoint_id
     for log in own_log(checkpoint, portion):

@@ -143,6 +143,7 @@ class LocationReader:
         if name is None:
             return find_checkpoint(self.store)
         number = checkpoint_id_of(self.store, name)
+        # One that is open already was checked when it was opened.
         if any(of_reader == number for of_reader, _ in readers):
             with suppress(ObjectNotFoundError):
                 return read_checkpoint(self.store, number).checkpoint

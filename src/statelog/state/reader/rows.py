@@ -128,6 +128,7 @@ def python_states(rows: pa.Table, variable: StateDescriptor, counts: Sequence[in
         variable: What they are rows of.
         counts: How many of the rows each key has, in their order.
     """
+    # All rows of the column are converted at once, then cut into keys by their counts.
     kind = variable.kind.rules
     columns = {
         name: rows.column(name).to_pylist()

@@ -84,6 +84,7 @@ class StateReader:
         self._checkpoint = checkpoint
         record = BatchRecord.of(checkpoint)
         index = operator_index(operator, record, store.url)
+        # The key groups of a checkpoint are divided evenly among the operators of its query.
         groups = checkpoint.max_parallelism // len(record.operators)
         self._key_groups = KeyGroupRange(index * groups, (index + 1) * groups - 1)
         self._codec = OperatorCodec(OperatorStateSchema.from_json(record.operators[index].schema))
@@ -152,6 +153,8 @@ class StateReader:
                 f"{other.key_groups} in checkpoint {other.checkpoint_id}, and {self.key_groups} in "
                 f"checkpoint {self.checkpoint_id}; its states cannot be compared"
             )
+        # The same schema for both, so that rows can be compared; the same cache, so that shared
+        # objects are read once.
         other._codec = self._codec
         other._cache = self._cache
         return other
@@ -410,6 +413,7 @@ class StateReader:
     def _keys(self, portion: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a snapshot of a portion, read or restored together."""
         with self.explained():
+            # Without a log the rows of the snapshots are the state: no restore.
             parts = whole_snapshots(self.store, self._checkpoint.for_range(portion), self._codec)
         if parts is not None:
             tables = snapshot_rows(parts, self._codec)
@@ -459,6 +463,7 @@ def explained(store: ObjectStore, checkpoint_id: int) -> Iterator[None]:
         yield
     except ObjectNotFoundError as error:
         try:
+            # What is retained now tells a deleted checkpoint from a location that lost an object.
             retained_now = retained_checkpoints(store)
         except StatelogError:
             retained_now = ()
@@ -516,6 +521,7 @@ def stored_bytes(checkpoint: CompletedCheckpoint) -> list[float]:
     sized += [(log.key_group_range, log.size_bytes) for log in checkpoint.log]
     for key_groups, size in sized:
         if len(key_groups):
+            # An object does not say how its bytes are divided, so evenly.
             weights[key_groups.start : key_groups.end + 1] += max(size, 0) / len(key_groups)
     sizes: list[float] = weights.tolist()
     return sizes

@@ -60,8 +60,10 @@ class CellColumn:
 
     def positions(self, slots: RowNumbers) -> RowNumbers:
         """Return the positions of cells with what is pending; `ABSENT` for no cell or no slot."""
+        # A slot of -1 reads slot 0, and is overwritten below: no branch for each slot.
         safe = np.maximum(slots, 0)
         rows = self._rows[safe]
+        # What this micro-batch wrote hides the committed cell, also where it removed it.
         if self._written:
             pending = self._pending[safe]
             rows = np.where(pending == _UNCHANGED, rows, pending)
@@ -94,8 +96,10 @@ class CellColumn:
 
     def put(self, slots: RowNumbers, columns: Sequence[pa.Array]) -> None:
         """Write cells; of several for one slot the last counts."""
+        # Cells are appended, never overwritten, so the committed ones are intact until `fold`.
         positions = self.heap.append(columns)
         self._pending[slots] = positions
+        # A slot that repeats has lost its first position to the last one.
         repeats = (self._pending[slots] != positions).any()
         self._written.append(np.unique(slots) if repeats else slots)
 
@@ -108,6 +112,7 @@ class CellColumn:
         """Return the slots that were written, each once, and the positions of their cells."""
         if not self._written:
             return np.empty(0, np.int64), np.empty(0, np.int64)
+        # A slot may have been written several times; joined once, for all later calls.
         if len(self._written) > 1:
             self._written = [np.unique(np.concatenate(self._written))]
         slots = self._written[0]
@@ -136,6 +141,7 @@ class CellColumn:
     def first_times(self, positions: RowNumbers) -> npt.NDArray[np.int64]:
         """Return the earliest timer of each cell; `NEVER_MS` for none."""
         (times,) = self.heap.take(positions)
+        # The times of a cell ascend, so the first one is where its list begins.
         starts = times.offsets.to_numpy()
         first = np.full(len(positions), NEVER_MS, np.int64)
         some = np.diff(starts) > 0
@@ -144,6 +150,7 @@ class CellColumn:
 
     def remove(self, slots: npt.NDArray[np.bool_] | RowNumbers) -> None:
         """Remove committed cells."""
+        # Many cells may be unused at once now: the next `compact` looks.
         self._compact_at = 0
         self._rows[slots] = ABSENT
         if self.is_timers:
@@ -165,6 +172,7 @@ class CellColumn:
             if self.heap.count <= self._compact_at:
                 return
             spare = _SPARE_ROWS
+        # Once less than half of the heap is in use, copy what is used to the front of a new one.
         used = np.flatnonzero(self._rows >= 0)
         if self.heap.count > 2 * len(used) + spare:
             self.heap.keep(self._rows[used])

@@ -46,6 +46,7 @@ class ColdRuns:
         run = build_run(self._layout, part, table)
         if self._files is not None and run.rows.num_rows:
             try:
+                # Written, mapped, and deleted: the mapping alone keeps the pages.
                 pending = self._files.begin(run)
                 try:
                     run = self._files.mapped(pending)
@@ -86,6 +87,7 @@ class ColdRuns:
         """
         if not len(hashes):
             return
+        # One look-up for each key group, because each may be in another run.
         order = group_order(key_groups)
         groups, starts = np.unique(key_groups[order], return_index=True)
         for key_group, asked in zip(groups.tolist(), np.split(order, starts[1:]), strict=True):
@@ -119,6 +121,7 @@ class ColdRuns:
     def _move(self, run: SortedRun, rows: RowNumbers) -> Iterator[tuple[pa.Table, Hashes]]:
         if len(rows):
             taken = pa.Table.from_batches([run.rows.take(pa.array(rows))])
+            # From here on the rows count as slots, so they must not be found in the run again.
             run.moved[rows] = True
             yield taken.drop_columns([HASH_COLUMN]), run.hashes[rows]
 

@@ -118,15 +118,18 @@ class ColumnTimers:
         """Add or remove (slot, time) pairs; a slot may repeat."""
         if not len(slots):
             return
+        # 1. The timers that these slots have, as pairs of slot and time.
         touched, owner = np.unique(slots, return_inverse=True)
         (cells,) = self._column.heap.take(self._column.positions(touched))
         before = cells.flatten().to_numpy()
         counts = np.diff(cells.offsets.to_numpy())
+        # 2. With the pairs that were given, sorted: equal ones are neighbours.
         owners = np.concatenate([np.repeat(np.arange(len(touched)), counts), owner])
         every = np.concatenate([before, times])
         order = np.lexsort((every, owners))
         owners = owners[order]
         every = every[order]
+        # 3. Of equal pairs one remains; a deletion removes all of them.
         same = np.zeros(len(order), np.bool_)
         same[1:] = (owners[1:] == owners[:-1]) & (every[1:] == every[:-1])
         keep = ~same
@@ -136,6 +139,7 @@ class ColumnTimers:
             keep &= ~is_deleted[np.cumsum(~same) - 1]
         owners = owners[keep]
         every = every[keep]
+        # 4. The remaining times as a list for each slot; a slot without any is cleared.
         lengths = np.bincount(owners, minlength=len(touched))
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         kind = self._column.heap.fields[0].type

@@ -90,6 +90,7 @@ class SlotState(StateCache[Writes]):
         self.reached(key_groups, -1)
 
     def _fold(self, staged: Staged[Writes], key_groups: Sequence[int]) -> None:
+        # Some key groups may have been restored meanwhile, and have the changes already.
         every = len(key_groups) == len(staged.key_group_range)
         for state_id, (slots, positions) in staged.writes.items():
             if not every:

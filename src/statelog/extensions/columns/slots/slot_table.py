@@ -117,6 +117,7 @@ class SlotTable:
     def add(self, keys: Keys) -> RowNumbers:
         """Return the slots of keys, with new ones for keys without state."""
         if keys.origin is not None:
+            # Keys that repeat get their slots through the distinct ones, or each would get several.
             distinct, key_numbers = keys.origin
             keys.slots = self.add(distinct)[key_numbers]
             return keys.slots
@@ -124,6 +125,7 @@ class SlotTable:
         is_new = slots < 0
         if is_new.any():
             new = keys.take(is_new)
+            # `keys.slots` is shared with other `Keys` of the same rows.
             slots = slots.copy()
             slots[is_new] = self._add(new.columns, new.hashes, new.key_groups)
             keys.slots = slots
@@ -160,6 +162,7 @@ class SlotTable:
             slots, positions = column.written()
             if not len(slots):
                 continue
+            # The log has the changes by key group; the order within one does not matter.
             key_groups = self.index.key_groups(slots)
             order = group_order(key_groups)
             slots = slots[order]
@@ -264,6 +267,7 @@ class SlotTable:
         """Take the rows of a snapshot."""
         if self.limit_bytes is not None and self.nbytes + _COPIES * table.nbytes > self.limit_bytes:
             try:
+                # Too much for slots: the rows stay columns, and keys get slots when they are used.
                 self.cold.place(part, table)
                 return
             except CapacityError:  # more than one array can hold: each key group alone, or in slots
@@ -342,6 +346,7 @@ class SlotTable:
             column.compact()
         if len(self.index) < self._tidy_at:
             return
+        # Slots are never freed one by one: once most are empty, the others are numbered again.
         live = np.flatnonzero(self._with_cells(np.arange(len(self.index))))
         if 2 * len(live) < len(self.index):
             self._keep(live)
