@@ -137,7 +137,7 @@ def paths(value: object, name: str, *, error: type[UsageError] = UsageError) -> 
     """Return several paths as text."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise refused(name, "a sequence of paths", value, error)
-    return tuple(path(each, f"each of {name}", error=error) for each in value)
+    return tuple(path(entry, f"each of {name}", error=error) for entry in value)
 
 
 def instance(
@@ -170,7 +170,7 @@ def folder(value: object, name: str, *, error: type[UsageError] = UsageError) ->
     """Return the name of one folder below a root, or "" for none."""
     name_text = text(value, name, error=error)
     if name_text in (".", "..") or any(
-        each in "/\\" or not each.isprintable() for each in name_text
+        character in "/\\" or not character.isprintable() for character in name_text
     ):
         expected = "the name of one folder, without slashes and control characters, not '.' or '..'"
         raise error(f"{name} must be {expected}; it is {name_text!r:.80}", fields=(name,))

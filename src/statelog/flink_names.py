@@ -199,9 +199,9 @@ def spelled_here(kind: type, name: str, arguments: Iterable[str] = ()) -> str | 
     """Return what to write in place of the member or argument *name* of Flink, None if unknown."""
     snake = _HUMP.sub(r"_\1", name).lower().strip("_")
     plain = snake.removeprefix("get_")
-    for each in kind.__mro__:
+    for base in kind.__mro__:
         for spelling in (name, plain):
-            if (text := EXPLAINED.get(f"{each.__name__}.{spelling}")) is not None:
+            if (text := EXPLAINED.get(f"{base.__name__}.{spelling}")) is not None:
                 return text
     kinds = dict.fromkeys(_arguments(kind), "argument") | _members(kind)
     kinds |= dict.fromkeys(arguments, "argument")
@@ -231,9 +231,9 @@ def _home(kind: type) -> type:
 def _members(kind: type) -> dict[str, str]:
     """Return the members of a class, and for each whether it is an attribute or a method."""
     members: dict[str, str] = {}
-    for each in {*kind.__mro__[:-1], _home(kind)}:
-        members |= dict.fromkeys(vars(each).get("__annotations__", ()), "attribute")
-        for name, value in vars(each).items():
+    for base in {*kind.__mro__[:-1], _home(kind)}:
+        members |= dict.fromkeys(vars(base).get("__annotations__", ()), "attribute")
+        for name, value in vars(base).items():
             if not isinstance(value, _FlinkName):
                 is_method = inspect.isroutine(value) or isinstance(
                     value, classmethod | staticmethod
@@ -286,7 +286,12 @@ def _add_names(kind: type) -> None:
     members = _members(kind)
     here = {*members, *_arguments(kind)}
     names = {name for member in members for name in _spellings(member)}
-    names |= {each for flink, name in RENAMED.items() if name in here for each in _spellings(flink)}
+    names |= {
+        spelling
+        for flink, name in RENAMED.items()
+        if name in here
+        for spelling in _spellings(flink)
+    }
     for text in EXPLAINED:
         owner, _, flink = text.partition(".")
         if owner == kind.__name__:
@@ -384,10 +389,10 @@ def _explain_attribute(kind: type, name: str) -> None:
 def _is_called(frame: FrameType) -> bool:
     """Return whether the attribute that the code of *frame* reads now is called next."""
     code = frame.f_code.co_code
-    at = frame.f_lasti
-    operation = opcode.opname[code[at]]
+    instruction = frame.f_lasti
+    operation = opcode.opname[code[instruction]]
     return operation == "LOAD_METHOD" or (
-        sys.version_info >= (3, 12) and operation == "LOAD_ATTR" and bool(code[at + 1] & 1)
+        sys.version_info >= (3, 12) and operation == "LOAD_ATTR" and bool(code[instruction + 1] & 1)
     )
 
 

@@ -230,12 +230,12 @@ class DownloadCache(ClosesAtExit):
                 self._use(path, self._files[path])
         if here:
             try:
-                part = self._local.get_range(self._file_of(path), start, length)
+                data = self._local.get_range(self._file_of(path), start, length)
             except StoreError:
                 self._lost(path)
             else:
                 self._metrics.count("download_cache_hits")
-                return part
+                return data
         self._metrics.count("download_cache_misses")
         return self._store.get_range(path, start, length)
 

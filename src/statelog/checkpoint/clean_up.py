@@ -174,13 +174,13 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     failures = 0
     reason = ""
     while parts and failures < _FAILURES_MAX:
-        part = parts.popleft()
+        request_paths = parts.popleft()
         try:
-            store.delete(part)
-            deleted += part
+            store.delete(request_paths)
+            deleted += request_paths
         except StoreError as error:
-            if len(part) > 1:
-                parts.extendleft([path] for path in reversed(part))
+            if len(request_paths) > 1:
+                parts.extendleft([path] for path in reversed(request_paths))
             else:
                 failures = failures + 1
                 reason = str(error)
@@ -193,8 +193,8 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
 def _parts(paths: Iterable[str]) -> Iterator[list[str]]:
     """Yield *paths* in order, in parts of one kind: either all metadata, or none."""
     for _, run in groupby(paths, key=lambda path: parse_checkpoint_metadata(path) is not None):
-        while part := list(islice(run, _PART_MAX)):
-            yield part
+        while request_paths := list(islice(run, _PART_MAX)):
+            yield request_paths
 
 
 def collect_garbage(

@@ -241,14 +241,14 @@ EARLIEST: Final = "earliest"
 _ID: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
-def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "checkpoint") -> int:
+def checkpoint_id_of(store: ObjectStore, asked: CheckpointName, name: str = "checkpoint") -> int:
     """Return the id of the checkpoint that a caller names."""
     # By type, then by form: a time, a number, a position, a word, a tag, and a time as text.
-    if isinstance(given, dt.datetime):
-        return find_checkpoint_at(store, _with_zone(given))
-    if not isinstance(given, str):
-        return whole_number(given, name, low=0)
-    text = given.strip()
+    if isinstance(asked, dt.datetime):
+        return find_checkpoint_at(store, _with_zone(asked))
+    if not isinstance(asked, str):
+        return whole_number(asked, name, low=0)
+    text = asked.strip()
     if _ID.fullmatch(text):
         return int(text)
     if "/" in text:
@@ -268,7 +268,7 @@ def checkpoint_id_of(store: ObjectStore, given: CheckpointName, name: str = "che
         time = parse_time(text)
     except UsageError as error:
         raise UsageError(
-            f"{name} is {given!r:.100}, which is no id, no tag of {store.url} (it has: "
+            f"{name} is {asked!r:.100}, which is no id, no tag of {store.url} (it has: "
             f"{', '.join(tags) or 'none'}), not {LATEST} or {EARLIEST}, and no time of ISO 8601 such as "
             "2026-11-22T10:30:00+01:00"
         ) from error
@@ -283,9 +283,9 @@ def _id_at(store: ObjectStore, position: CheckpointPosition) -> int:
     return position.checkpoint_id
 
 
-def given_checkpoint_id(store: ObjectStore, given: CheckpointName | None) -> int | None:
+def given_checkpoint_id(store: ObjectStore, asked: CheckpointName | None) -> int | None:
     """Return the id of the checkpoint that a caller names, None for none; raises as `checkpoint_id_of`."""
-    return None if given is None else checkpoint_id_of(store, given)
+    return None if asked is None else checkpoint_id_of(store, asked)
 
 
 def parse_time(text: str) -> dt.datetime:

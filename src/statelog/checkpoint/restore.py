@@ -139,9 +139,9 @@ def _given_up(entries: Entries, checkpoint_id: int, is_pinned: bool) -> Retained
     entry = entries.read_before(checkpoint_id)
     if isinstance(entry, StoredCheckpoint):
         return RetainedCheckpoint(checkpoint_id, objects_of(entry.checkpoint))
-    kept = kept_checkpoint(entries.store, checkpoint_id)
-    if kept is None or kept.objects is not None or is_pinned:
-        return kept
+    checkpoint = kept_checkpoint(entries.store, checkpoint_id)
+    if checkpoint is None or checkpoint.objects is not None or is_pinned:
+        return checkpoint
     # A claim stays for ever, also if it cannot be read: deleting it would free its number.
     if may_be_claim(entries.store, checkpoint_id):
         return None

@@ -28,7 +28,9 @@ from statelog.store.location import local_path
 def files_upto(files: QueryFiles, folder: str, upto: int) -> list[FileEntry]:
     """Return the files in all entries of a source's log up to *upto*."""
     log = f"sources/{folder}"
-    compact = max((each for each in compacts_in(files.names(log)) if each <= upto), default=None)
+    compact = max(
+        (number for number in compacts_in(files.names(log)) if number <= upto), default=None
+    )
     entries: list[FileEntry] = []
     if compact is not None:
         name = f"{log}/{compact}{COMPACT}"

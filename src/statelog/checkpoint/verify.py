@@ -189,14 +189,14 @@ class _Needs:
             self._of(path, _kind_of(attachment), checkpoint_id).handle = attachment.handle
         for file in _output_files(checkpoint):
             self._of(file.path, OTHER, checkpoint_id).handle = file
-        for file, part in checkpoint.objects():
-            if isinstance(part, HandleAndOffset):
+        for file, piece in checkpoint.objects():
+            if isinstance(piece, HandleAndOffset):
                 kind = "checkpoint" if file.path.endswith("/_metadata") else "changelog"
-                self._of(file.path, kind, checkpoint_id).entries[part] = None
-            elif part is not None:
-                groups = part.key_group_range
+                self._of(file.path, kind, checkpoint_id).entries[piece] = None
+            elif piece is not None:
+                groups = piece.key_group_range
                 key = (groups.start, groups.end, file.crc32c)
-                self._of(file.path, "snapshot", checkpoint_id).snapshots[key] = part
+                self._of(file.path, "snapshot", checkpoint_id).snapshots[key] = piece
             else:
                 self._of(file.path, OTHER, checkpoint_id)
 
@@ -211,12 +211,12 @@ class _Needs:
         need.checkpoints.add(checkpoint_id)
         return need
 
-    def verified(self, store: ObjectStore, done: set[str]) -> Iterator[VerifiedObject]:
+    def verified(self, store: ObjectStore, reported: set[str]) -> Iterator[VerifiedObject]:
         """Yield the result of each object, by kind and name."""
         for path, need in sorted(
             self._objects.items(), key=lambda item: (_order_of(item[1].kind), item[0])
         ):
-            if path in done:
+            if path in reported:
                 continue
             needed_by = tuple(sorted(need.checkpoints))
             try:
@@ -343,7 +343,7 @@ def _verify_segment(data: memoryview, path: str, need: _Need) -> int:
     segment = parse_segment(data, where=path)
     if segment.trailer is None and need.kind == "checkpoint":
         raise damaged(path, "it has no checkpoint record; the object was truncated, or is another")
-    for entry in sorted(need.entries, key=lambda each: each.offset):
+    for entry in sorted(need.entries, key=lambda entry: entry.offset):
         offset = entry.offset
         # First what checkpoints refer to, with its place in the message; then the whole file.
         end = decode_change_set(segment.payload, offset, where=path).end

@@ -79,8 +79,8 @@ def _print(summaries: list[CheckpointSummary], location: str) -> None:
     # A narrow terminal shows the most important columns; --json shows all.
     width = console().width
     rows = [
-        {head: cell for head, cell in _row(each).items() if width >= _HIDDEN_BELOW.get(head, 0)}
-        for each in summaries
+        {head: cell for head, cell in _row(summary).items() if width >= _HIDDEN_BELOW.get(head, 0)}
+        for summary in summaries
     ]
     heads = list(rows[0])
     print_table(
@@ -90,10 +90,10 @@ def _print(summaries: list[CheckpointSummary], location: str) -> None:
         whole=heads,
         cut=_PROPERTIES,
     )
-    for each in summaries:
-        if each.problem:
-            say((each.problem, _STYLES[each.state]))
-    retained = sum(each.state is CheckpointState.RETAINED for each in summaries)
+    for summary in summaries:
+        if summary.problem:
+            say((summary.problem, _STYLES[summary.state]))
+    retained = sum(summary.state is CheckpointState.RETAINED for summary in summaries)
     say(f"{plural(len(summaries), 'checkpoint')} in {redacted(location)}, {retained} retained")
 
 

@@ -67,7 +67,7 @@ def gc(
             f"{report.reachable:,} reachable, {report.too_young:,} younger than {min_age}, "
             f"{report.unknown:,} not made by statelog"
         )
-        if not apply and (report.deleted or any(each.tags for each in report.outside)):
+        if not apply and (report.deleted or any(release.tags for release in report.outside)):
             say_dry_run()
     if report.failed:
         print_error(f"{plural(len(report.failed), 'object')} not deleted: {report.reason}")

@@ -140,7 +140,7 @@ def _verb(name: str) -> Verb:
 def _help(name: str) -> tuple[str, ...]:
     """Return the help text of a verb, a line for each paragraph, and its examples."""
     text, _, examples = (inspect.getdoc(_verb(name)) or "").partition("\n\nExamples:\n")
-    paragraphs = [" ".join(each.split()) for each in text.split("\n\n")]
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     return ("\n\n".join(paragraphs), *(line.strip() for line in examples.splitlines()))
 
 

@@ -103,7 +103,7 @@ def command_of(verb: Verb, *, reads_location: bool = True) -> Callable[..., None
         kind = inspect.Parameter.KEYWORD_ONLY
         parameters.append(inspect.Parameter("parent", kind, default=None, annotation=Parent))
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 

@@ -158,15 +158,15 @@ def print_changes(
 ) -> None:
     """Print what a command changed or would change; as JSON with the *summary*."""
     for change in changes:
-        done = _DONE.get(change.action, change.action)
+        verb = _DONE.get(change.action, change.action)
         style = "red"
         if change.action in _DONE and not apply:
-            done = f"would {change.action}"
+            verb = f"would {change.action}"
             style = "yellow"
         if as_json:
-            print_json({**change.facts, "action": done.replace(" ", "-")})
+            print_json({**change.facts, "action": verb.replace(" ", "-")})
         else:
-            say((done, style), f" {change.text}")
+            say((verb, style), f" {change.text}")
     if as_json:
         print_json({"summary": {"dry_run": not apply, **summary}})
 

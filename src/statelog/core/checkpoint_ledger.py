@@ -415,13 +415,13 @@ class CheckpointLedger:
 
     def _check_snapshot(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
         key_groups = snapshot.key_group_range
-        for part in (snapshot.log, snapshot.materialized):
+        for handle in (snapshot.log, snapshot.materialized):
             if (
-                part is not None
-                and part.key_group_range.intersection(key_groups) != part.key_group_range
+                handle is not None
+                and handle.key_group_range.intersection(key_groups) != handle.key_group_range
             ):
                 raise CheckpointError(
-                    f"the task with key groups {key_groups} acknowledged state of {part.key_group_range}",
+                    f"the task with key groups {key_groups} acknowledged state of {handle.key_group_range}",
                     checkpoint_id=checkpoint_id,
                     reason="foreign_key_groups",
                 )

@@ -58,16 +58,16 @@ class BatchDone:
 
     Args:
         batch_id: The batch.
-        held: Whether running attempts still hold its bytes; `BatchReleased` follows then.
+        is_held: Whether running attempts still hold its bytes; `BatchReleased` follows then.
     """
 
     batch_id: int
-    held: bool = False
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReleased:
-    """The last attempt of a batch that ended with `held` has returned."""
+    """The last attempt of a batch that ended with `is_held` has returned."""
 
     batch_id: int
 
@@ -151,7 +151,7 @@ class UploadBatcher:
         self._queued_bytes = 0
         self._queued_since_ns = 0
         self._batches: dict[int, dict[int, int]] = {}
-        self._held: dict[int, dict[int, int]] = {}
+        self._held_batches: dict[int, dict[int, int]] = {}
         self._released_early: set[int] = set()
         self._in_flight_bytes = 0
         self._deadline_ns: int | None = None
@@ -171,7 +171,7 @@ class UploadBatcher:
     @property
     def held_batches(self) -> int:
         """Ended uploads with attempts that still run."""
-        return len(self._held)
+        return len(self._held_batches)
 
     @property
     def queue_size(self) -> int:
@@ -211,8 +211,8 @@ class UploadBatcher:
                 actions = self._drain(now_ns) if due else []
             case TimerLost():
                 actions = self._drain(now_ns) if self._queued else []
-            case BatchDone(batch_id, held):
-                actions = self._done(batch_id, held, now_ns)
+            case BatchDone(batch_id, is_held):
+                actions = self._done(batch_id, is_held, now_ns)
             case BatchReleased(batch_id):
                 actions = self._release(batch_id, now_ns)
             case Closed():
@@ -269,10 +269,10 @@ class UploadBatcher:
         self._deadline_ns = None
         return [StartBatch(batch_id, tuple(batch), now_ns - self._queued_since_ns)]
 
-    def _done(self, batch_id: int, held: bool, now_ns: int) -> list[Action]:
+    def _done(self, batch_id: int, is_held: bool, now_ns: int) -> list[Action]:
         batch = self._batches.pop(batch_id)
-        if held and batch_id not in self._released_early:
-            self._held[batch_id] = batch
+        if is_held and batch_id not in self._released_early:
+            self._held_batches[batch_id] = batch
         else:
             self._released_early.discard(batch_id)
             self._in_flight_bytes -= sum(batch.values())
@@ -283,7 +283,7 @@ class UploadBatcher:
         return actions
 
     def _release(self, batch_id: int, now_ns: int) -> list[Action]:
-        batch = self._held.pop(batch_id, None)
+        batch = self._held_batches.pop(batch_id, None)
         if batch is None:  # of two threads, the one with the release was first
             self._released_early.add(batch_id)
             return []
@@ -303,10 +303,15 @@ class UploadBatcher:
 
     def check_invariants(self) -> None:
         """Compare all collections with each other; for tests."""
-        held = [self._waiting, self._queued, *self._batches.values(), *self._held.values()]
-        ids = [task_id for group in held for task_id in group]
+        places = [
+            self._waiting,
+            self._queued,
+            *self._batches.values(),
+            *self._held_batches.values(),
+        ]
+        ids = [task_id for group in places for task_id in group]
         check(len(ids) == len(set(ids)), "a task is in two places")
-        admitted = [size for group in held[1:] for size in group.values()]
+        admitted = [size for group in places[1:] for size in group.values()]
         check(self._in_flight_bytes == sum(admitted), "in_flight_bytes is wrong")
         check(
             self._in_flight_bytes - max(admitted, default=0) < self._limit_bytes,

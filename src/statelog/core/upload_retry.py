@@ -253,13 +253,13 @@ class UploadRetry:
         self._attempts: dict[int, _Attempt] = {}
         self._retry_at_ns: int | None = None
         self._starved_at_ns: int | None = None
-        self._held = False
-        self._done = False
+        self._awaits_release = False
+        self._has_ended = False
 
     @property
     def done(self) -> bool:
         """Whether the upload has ended; attempts may still be running."""
-        return self._done
+        return self._has_ended
 
     @property
     def attempts_out(self) -> int:
@@ -301,7 +301,7 @@ class UploadRetry:
         return [StartAttempt(number)]
 
     def _started(self, event: AttemptStarted, now_ns: int) -> list[Action]:
-        if self._done:  # the shell does not run it
+        if self._has_ended:  # the shell does not run it
             return []
         self._starved_at_ns = None
         attempt = self._attempts[event.attempt]
@@ -320,22 +320,22 @@ class UploadRetry:
     def _attempt_succeeded(self, event: AttemptSucceeded) -> list[Action]:
         number = event.attempt
         actions = self._return_thread(event)
-        if self._done:
+        if self._has_ended:
             return [*actions, *self._released(), DiscardAttempt(number)]
         return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
     def _end(self) -> int:
         """End the upload and return how many attempts hold a thread."""
-        self._done = True
+        self._has_ended = True
         self._retry_at_ns = self._starved_at_ns = None
-        self._held = self.attempts_out > 0
+        self._awaits_release = self.attempts_out > 0
         return self.attempts_out
 
     def _released(self) -> list[Action]:
         """Return what to do when an attempt returns after the end."""
-        if not self._held or self.attempts_out:
+        if not self._awaits_release or self.attempts_out:
             return []
-        self._held = False
+        self._awaits_release = False
         return [UploadReleased()]
 
     def _attempt_failed(self, event: AttemptFailed, now_ns: int) -> list[Action]:
@@ -343,7 +343,7 @@ class UploadRetry:
         attempt.error = event.error
         timed_out = attempt.timed_out
         actions = self._return_thread(event)
-        if self._done:
+        if self._has_ended:
             return actions + self._released()
         # An attempt that failed within its time is retried after a delay.
         if not timed_out and event.retryable and self._may_retry():
@@ -374,7 +374,7 @@ class UploadRetry:
         """Bound the wait for a thread while every thread hangs."""
         states = {attempt.state for attempt in self._attempts.values()}
         waits_for_thread = _State.SUBMITTED in states and _State.RUNNING not in states
-        if self._done or not waits_for_thread or self._starved_at_ns is not None:
+        if self._has_ended or not waits_for_thread or self._starved_at_ns is not None:
             return []
         if self._policy.timeout_ns is None:
             return []
@@ -399,7 +399,7 @@ class UploadRetry:
                 attempt.deadline_ns = None
                 attempt.timed_out = True
                 actions.append(ThreadStuck(number))
-                if self._done:  # only the thread still matters
+                if self._has_ended:  # only the thread still matters
                     continue
                 if self._may_retry():
                     actions += self._start()
@@ -417,7 +417,7 @@ class UploadRetry:
         return error
 
     def _give_up(self, error: BaseException | None) -> list[Action]:
-        if self._done:
+        if self._has_ended:
             return []
         return [UploadGivenUp(error, self._describe_attempts(), self._end())]
 
@@ -433,8 +433,11 @@ class UploadRetry:
     def check_invariants(self) -> None:
         """Look at all attempts; for tests."""
         check(len(self._attempts) <= self._policy.max_attempts, "too many attempts")
-        if self._attempts and not self._done:
+        if self._attempts and not self._has_ended:
             check(self._may_succeed(), "the upload waits for nothing")
-        if self._done:
+        if self._has_ended:
             check(self._retry_at_ns is None, "a retry is due after the end")
-            check(self._held == (self.attempts_out > 0), "a thread is out and not waited for")
+            check(
+                self._awaits_release == (self.attempts_out > 0),
+                "a thread is out and not waited for",
+            )

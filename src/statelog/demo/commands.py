@@ -124,8 +124,8 @@ class _Show:
                 self._batch(progress)
             case {"event": "killed", **kill}:
                 self.kill = kill
-                done = "committed" if kill["committed"] else "not committed"
-                where = f"in micro-batch {kill['batch_id']}, its checkpoint {done}; SIGKILL to "
+                outcome = "committed" if kill["committed"] else "not committed"
+                where = f"in micro-batch {kill['batch_id']}, its checkpoint {outcome}; SIGKILL to "
                 self._print(("killed ", "bold red"), where, ", ".join(kill["processes"]))
             case {"event": "finished"}:
                 self._status.update("asking Spark SQL for the batch answer")

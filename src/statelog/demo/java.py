@@ -82,7 +82,7 @@ def prepare_environment() -> None:
 def _home_of(java: Path) -> Path:
     """Return the home that a java executable prints, or raise `OSError` if Spark cannot use it."""
     try:
-        done = subprocess.run(
+        probe = subprocess.run(
             [java, _VECTOR_ARGUMENT, "-XshowSettings:properties", "-version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -92,10 +92,10 @@ def _home_of(java: Path) -> Path:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise OSError(f"{java} does not run: {error}") from error
-    text = done.stdout.decode(errors="replace")
+    text = probe.stdout.decode(errors="replace")
     properties = dict(_PROPERTY.findall(text))
     version = properties.get("specification.version", "0").partition(".")[0]
-    if done.returncode != 0 or int(version) < JAVA_VERSION_MIN:
+    if probe.returncode != 0 or int(version) < JAVA_VERSION_MIN:
         raise OSError(
             f"{java} is not Java {JAVA_VERSION_MIN} or later with the module jdk.incubator.vector: "
             f"{' '.join(text.split())[-200:]}"

@@ -116,7 +116,7 @@ def rows_of(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
         half = len(rows) // 2
         if not half:
             raise
-        return pa.concat_tables(rows_of(table, part) for part in np.split(rows, [half]))
+        return pa.concat_tables(rows_of(table, half_rows) for half_rows in np.split(rows, [half]))
     order = np.empty(len(rows), np.int64)
     order[np.concatenate(places)] = np.arange(len(rows))
     return pa.Table.from_batches([joined.take(pa.array(order))])

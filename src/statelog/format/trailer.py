@@ -106,14 +106,14 @@ class GroupIndex(Sequence[GroupEntry]):
         return len(self._packed) // self.ENTRY_SIZE
 
     @overload
-    def __getitem__(self, at: int) -> GroupEntry: ...
+    def __getitem__(self, index: int) -> GroupEntry: ...
     @overload
-    def __getitem__(self, at: slice) -> GroupIndex: ...
-    def __getitem__(self, at: int | slice) -> GroupEntry | GroupIndex:
+    def __getitem__(self, index: slice) -> GroupIndex: ...
+    def __getitem__(self, index: int | slice) -> GroupEntry | GroupIndex:
         rows = np.frombuffer(self._packed, _ENTRY)
-        if isinstance(at, slice):
-            return GroupIndex(rows[at].tobytes())
-        return GroupEntry(*rows[at].tolist())
+        if isinstance(index, slice):
+            return GroupIndex(rows[index].tobytes())
+        return GroupEntry(*rows[index].tolist())
 
     def __iter__(self) -> Iterator[GroupEntry]:
         return (GroupEntry(*row) for row in _ROW.iter_unpack(self._packed))

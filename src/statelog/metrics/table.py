@@ -219,7 +219,7 @@ def _rounded(value: FigureValue) -> int | dict[str, int]:
 
 
 FIGURES: Final[Mapping[str, Figure]] = {
-    each.name: each.metadata["figure"] for each in fields(BatchFigures) if each.metadata
+    figure.name: figure.metadata["figure"] for figure in fields(BatchFigures) if figure.metadata
 }
 """The declarations of all figures by name, without the figures of extensions."""
 

@@ -330,9 +330,9 @@ def file_parts(
 ) -> Iterator[tuple[FileStateHandle, StatePart]]:
     """Yield the change sets and snapshots that are in files, with the handles of the files."""
     parts: list[StatePart] = [set_ for log in state.log for set_ in log.handles_and_offsets]
-    for part in (*parts, *state.materialized):
-        if isinstance(part.handle, FileStateHandle):
-            yield part.handle, part
+    for piece in (*parts, *state.materialized):
+        if isinstance(piece.handle, FileStateHandle):
+            yield piece.handle, piece
 
 
 def live_snapshots(

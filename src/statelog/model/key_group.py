@@ -80,8 +80,8 @@ class KeyGroupRange:
         if not len(self):
             return (self,)
         return tuple(
-            KeyGroupRange(self.start + part.start, self.start + part.end)
-            for part in split_key_groups(len(self), max(1, min(parts, len(self))))
+            KeyGroupRange(self.start + split.start, self.start + split.end)
+            for split in split_key_groups(len(self), max(1, min(parts, len(self))))
         )
 
     def __str__(self) -> str:

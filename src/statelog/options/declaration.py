@@ -131,9 +131,9 @@ def option(
 def options_of(kind: type[DataclassInstance], section: str = "") -> tuple[Option, ...]:
     """Return the options that the fields of a dataclass declare."""
     return tuple(
-        dataclasses.replace(each.metadata["option"], section=section, field=each.name)
-        for each in dataclasses.fields(kind)
-        if each.metadata
+        dataclasses.replace(option.metadata["option"], section=section, field=option.name)
+        for option in dataclasses.fields(kind)
+        if option.metadata
     )
 
 

@@ -368,10 +368,12 @@ SECTIONS: Final = {
     LocalRecoveryOptions: "local-recovery",
 }
 """The sections of keys by their classes."""
-OPTIONS: Final = tuple(each for kind, name in SECTIONS.items() for each in options_of(kind, name))
+OPTIONS: Final = tuple(
+    declared for kind, name in SECTIONS.items() for declared in options_of(kind, name)
+)
 """Every option of the sections."""
 for _kind in SECTIONS:
-    describe_values(_kind, {each.field: each for each in options_of(_kind)})
+    describe_values(_kind, {declared.field: declared for declared in options_of(_kind)})
 
 
 def _of_changelog(name: str) -> tuple[str, ...]:
@@ -440,11 +442,15 @@ def variable_of(key: str) -> str:
 
 def _by_name() -> dict[str, Option]:
     """Return the options by all plain names; a name without a section names the first option with it."""
-    by_name = {plain_key(key): each for each in OPTIONS for key in (each.key, *each.other_keys)}
-    for each in OPTIONS:
-        for name in (each.name, each.field, each.field.removesuffix("_bytes")):
+    by_name = {
+        plain_key(key): declared
+        for declared in OPTIONS
+        for key in (declared.key, *declared.other_keys)
+    }
+    for declared in OPTIONS:
+        for name in (declared.name, declared.field, declared.field.removesuffix("_bytes")):
             for prefix in ("", *_DFS):
-                by_name.setdefault(plain_key(f"{prefix}{name}"), each)
+                by_name.setdefault(plain_key(f"{prefix}{name}"), declared)
     return by_name
 
 

@@ -23,11 +23,11 @@ _counting = threading.Lock()
 def parse_fail_points(text: str) -> dict[str, int]:
     """Return the remaining hits of each named point."""
     armed: dict[str, int] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        name, separator, count = part.partition(":")
+    for point in filter(None, (piece.strip() for piece in text.split(","))):
+        name, separator, count = point.partition(":")
         if not name or not separator or not count.isdigit() or int(count) < 1:
             raise InvalidOptionsError(
-                f"{VARIABLE}={text!r}: {part!r} is not valid; write name:count with count >= 1"
+                f"{VARIABLE}={text!r}: {point!r} is not valid; write name:count with count >= 1"
             )
         armed[name] = int(count)
     return armed

@@ -221,10 +221,10 @@ def stateful_frame(
     refuse_unknown_arguments(settings)
     session = session_of(arguments.grouped)
     client = client_of(session)
-    before, given = _chain(arguments.grouped, settings)
+    before, all_settings = _chain(arguments.grouped, settings)
     observers = arguments.observers.after(before[-1].observers if before else NO_OBSERVERS)
     # The frame depends on the number of key groups, so the settings are resolved first.
-    resolved = resolve_settings(settings_of(session), given)
+    resolved = resolve_settings(settings_of(session), all_settings)
     client.prepare(session, resolved, arguments.observers)
     _check_chain(before, time_mode, resolved)
     groups = resolved.max_parallelism
@@ -258,7 +258,7 @@ def stateful_frame(
         event_time=event_time,
         event_time_output=arguments.event_time_output or None,
         zone=known_zone(session.conf.get(TIME_ZONE) or "UTC"),
-        arguments=given,
+        arguments=all_settings,
         of_upstream=source.of_upstream,
         reduction=arguments.keys.reduction,
         observers=observers,

@@ -232,7 +232,7 @@ class Replay:
         self._state = state
         self._runs = runs
         self._fresh = fresh
-        self._done = caught_up
+        self._caught_up = caught_up
         self._pending: dict[int, Changes] = {}
         self._pending_bytes = 0
         self._folded_bytes = 0
@@ -255,7 +255,7 @@ class Replay:
             for (log, _, old), batches in zip(logs, changes, strict=True):
                 reader = self._state.codec.reader()
                 for batch in batches:
-                    self._done.replayed += 1
+                    self._caught_up.replayed += 1
                     self._take(reader, batch, old, in_columns)
                     self._bound(old)
                 # A handle is applied whole, or its key groups stay at the version before.
@@ -275,7 +275,7 @@ class Replay:
         if self._folded_bytes > self._limit * _FOLDED_SHARE:
             runs.go_ahead(key_groups)
             self._folded_bytes = 0
-            self._done.compacted += runs.bound()
+            self._caught_up.compacted += runs.bound()
 
     def _take(
         self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int], in_columns: bool
@@ -334,7 +334,7 @@ class Replay:
         for key_groups in (block for run in contiguous(touched) for block in blocks(run)):
             self._merge(self._runs, key_groups, _within(pending, key_groups))
         if not touched:
-            self._done.compacted += self._runs.bound()
+            self._caught_up.compacted += self._runs.bound()
 
     def _merge(self, runs: RunSet, block: KeyGroupRange, changes: Mapping[int, Changes]) -> None:
         try:

@@ -76,17 +76,17 @@ class _Tag(msgspec.Struct):
 
 def named_parents(options: Mapping[str, object] | None) -> tuple[str, ...]:
     """Return the locations that the caller named as parents of forks, as URLs."""
-    given = (options or {}).get(OPTION)
-    if given is None:
-        given = os.environ.get(ENVIRONMENT) or ()
-    if isinstance(given, str):
-        given = given.split(",")
-    if not isinstance(given, Sequence) or not all(isinstance(url, str) for url in given):
+    urls = (options or {}).get(OPTION)
+    if urls is None:
+        urls = os.environ.get(ENVIRONMENT) or ()
+    if isinstance(urls, str):
+        urls = urls.split(",")
+    if not isinstance(urls, Sequence) or not all(isinstance(url, str) for url in urls):
         raise InvalidOptionsError(
-            f"store option {OPTION} is {given!r}; give the URLs of the parents of forks, with commas "
+            f"store option {OPTION} is {urls!r}; give the URLs of the parents of forks, with commas "
             "between them"
         )
-    return tuple(_plain_url(url.strip()) for url in given if url.strip())
+    return tuple(_plain_url(url.strip()) for url in urls if url.strip())
 
 
 def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:

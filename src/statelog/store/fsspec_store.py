@@ -340,6 +340,6 @@ def _servers(options: Mapping[str, object]) -> list[str]:
     for name, value in sorted(options.items()):
         if isinstance(value, Mapping):
             servers += _servers(value)
-        elif any(part in name.lower() for part in _SERVER_OPTIONS):
+        elif any(option in name.lower() for option in _SERVER_OPTIONS):
             servers.append(f"{name}={value}")
     return servers

@@ -184,7 +184,7 @@ def _write(descriptor: int, data: Buffers) -> None:
     pieces = pieces_of(data)
     for start in range(0, len(pieces), _PIECES_MAX):
         waiting = [memoryview(piece) for piece in pieces[start : start + _PIECES_MAX]]
-        unwritten = sum(each.nbytes for each in waiting)
+        unwritten = sum(piece.nbytes for piece in waiting)
         while unwritten:
             written = os.writev(descriptor, waiting)
             unwritten -= written

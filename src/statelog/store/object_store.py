@@ -326,8 +326,8 @@ class ObstoreStore:
                     raise
                 size = obstore.head(client, path)["size"]
                 start = max(0, size - length)
-                part = obstore.get_range(client, path, start=start, end=size) if size else b""
-                return memoryview(part), size
+                data = obstore.get_range(client, path, start=start, end=size) if size else b""
+                return memoryview(data), size
 
     def head(self, path: str) -> ObjectInfo:
         """Return size and age of the object, or raise `ObjectNotFoundError`."""

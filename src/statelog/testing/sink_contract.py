@@ -277,7 +277,7 @@ class SinkContract:
             for client in clients:
                 client.close()
             last = self.last(sink)
-            assert last in [each.batch for each in rows]
+            assert last in [row.batch for row in rows]
         rows_of_keys = [key for key, _ in self.stored(sink)]
         assert 3 * (_ROUNDS + 1) == len(rows_of_keys), "three rows of each batch"
 

@@ -96,7 +96,9 @@ class StoreContract:
     def test_a_large_object(self, store: ObjectStore, conditional: bool) -> None:
         block = bytes(range(251)) * 1000
         data = (block * (_LARGE // len(block) + 1))[:_LARGE]
-        pieces = [memoryview(data)[at : at + 1_000_003] for at in range(0, _LARGE, 1_000_003)]
+        pieces = [
+            memoryview(data)[start : start + 1_000_003] for start in range(0, _LARGE, 1_000_003)
+        ]
         (store.put_if_absent if conditional else store.put)("large", pieces)
         assert store.head("large").size_bytes == _LARGE
         assert bytes(store.get("large")) == data
@@ -243,7 +245,12 @@ class StoreContract:
         assert sorted(store.list_folders("many")) == ["0", "1", "2"]
         keep = set(names[::100])
         # Names that do not exist, among the others, at both ends, and more than one request full.
-        doomed = [each for name in names if name not in keep for each in (f"{name}-missing", name)]
+        doomed = [
+            doomed_name
+            for name in names
+            if name not in keep
+            for doomed_name in (f"{name}-missing", name)
+        ]
         store.delete(name for name in ["missing", *doomed, "missing"])
         assert listed(store) == sorted(keep)
         assert sorted(self.raw_objects(store)) == sorted(keep)

@@ -124,7 +124,7 @@ def room_at_the_end(self: UploadBatcher, batch_id: int, held: bool, now_ns: int)
 def keep_losers(self: UploadRetry, event: AttemptSucceeded) -> list[Any]:
     """A late success is nobody's business."""
     number, actions = event.attempt, self._return_thread(event)
-    if self._done:
+    if self._has_ended:
         return [*actions, *self._released()]
     return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
@@ -141,7 +141,7 @@ original_failed = UploadRetry._attempt_failed
 def impatient(self: UploadRetry, event: AttemptFailed, now_ns: int) -> list[Any]:
     """The delay after an error is left out."""
     actions = original_failed(self, event, now_ns)
-    if self._retry_at_ns is not None and not self._done:
+    if self._retry_at_ns is not None and not self._has_ended:
         self._retry_at_ns = None
         return [action for action in actions if not hasattr(action, "at_ns")] + self._start()
     return actions

@@ -122,7 +122,7 @@ def test_a_threshold_above_the_limit_is_refused() -> None:
 def test_bytes_of_an_upload_stay_in_flight_until_its_attempts_have_returned() -> None:
     core = batcher()
     core.handle(TaskOffered(1, 100), 0)
-    assert [] == core.handle(BatchDone(0, held=True), 1), "the upload was given up, and hangs"
+    assert [] == core.handle(BatchDone(0, is_held=True), 1), "the upload was given up, and hangs"
     assert (100, 0, 1) == (core.in_flight_bytes, core.running_batches, core.held_batches)
     assert [] == core.handle(TaskOffered(2, 60), 2)
     assert core.is_waiting(2)
@@ -136,7 +136,7 @@ def test_an_uploader_that_hangs_is_idle_for_the_next_task() -> None:
     core = batcher()
     core.handle(TaskOffered(1, 5), 0)
     core.handle(TaskOffered(2, 5), 0)
-    assert [StartBatch(1, (2,), 1)] == core.handle(BatchDone(0, held=True), 1)
+    assert [StartBatch(1, (2,), 1)] == core.handle(BatchDone(0, is_held=True), 1)
     core.check_invariants()
 
 
@@ -144,7 +144,7 @@ def test_a_release_may_overtake_the_end_of_its_upload() -> None:
     core = batcher()
     core.handle(TaskOffered(1, 5), 0)
     core.handle(BatchReleased(0), 1)
-    core.handle(BatchDone(0, held=True), 2)
+    core.handle(BatchDone(0, is_held=True), 2)
     assert (0, 0) == (core.in_flight_bytes, core.held_batches)
     core.check_invariants()
 

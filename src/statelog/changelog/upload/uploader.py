@@ -258,7 +258,10 @@ class _Results(Sequence[UploadResult]):
         if self._results is None:
             sets, handles, copies = self._make
             self._results = tuple(
-                [upload_result(each, handles[at], entry, copies[at]) for each, at, entry in sets]
+                [
+                    upload_result(change_set, handles[file], entry, copies[file])
+                    for change_set, file, entry in sets
+                ]
             )
         return self._results
 
@@ -266,11 +269,11 @@ class _Results(Sequence[UploadResult]):
         return len(self._make[0])
 
     @overload
-    def __getitem__(self, at: int) -> UploadResult: ...
+    def __getitem__(self, index: int) -> UploadResult: ...
     @overload
-    def __getitem__(self, at: slice) -> Sequence[UploadResult]: ...
-    def __getitem__(self, at: int | slice) -> UploadResult | Sequence[UploadResult]:
-        return self._made()[at]
+    def __getitem__(self, index: slice) -> Sequence[UploadResult]: ...
+    def __getitem__(self, index: int | slice) -> UploadResult | Sequence[UploadResult]:
+        return self._made()[index]
 
     def __iter__(self) -> Iterator[UploadResult]:
         return iter(self._made())

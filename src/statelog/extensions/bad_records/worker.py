@@ -340,8 +340,8 @@ class IsolatingRun:
 
     def _run_again(self, calls: Iterator[_Call]) -> None:
         """Make calls a few at a time: what fails names its key, which then runs alone."""
-        while some := list(islice(calls, _TOGETHER)):
-            self._run_apart(some)
+        while calls_together := list(islice(calls, _TOGETHER)):
+            self._run_apart(calls_together)
 
     def _run_apart(self, calls: Sequence[_Call]) -> None:
         """Make calls together, without those that fail."""
@@ -507,19 +507,19 @@ def _joined(before: Overlays, later: Overlays) -> Overlays:
         return later
     joined = {key_group: list(overlay) for key_group, overlay in before.items()}
     for key_group, overlay in later.items():
-        mine = joined.setdefault(key_group, overlay)
+        changes = joined.setdefault(key_group, overlay)
         for state_id, deltas in enumerate(overlay):
             if deltas:
-                mine[state_id] = {**mine[state_id], **deltas}
+                changes[state_id] = {**changes[state_id], **deltas}
     return joined
 
 
 def _merge(into: Overlays, later: Overlays) -> None:
     """Add later changes to overlays."""
     for key_group, overlay in later.items():
-        mine = into.setdefault(key_group, overlay)
-        if mine is not overlay:
-            for deltas, changed in zip(mine, overlay, strict=True):
+        changes = into.setdefault(key_group, overlay)
+        if changes is not overlay:
+            for deltas, changed in zip(changes, overlay, strict=True):
                 deltas.update(changed)
 
 

@@ -99,8 +99,8 @@ def sources(value: object) -> Mapping[str, Broadcast]:
         if not is_name(name):
             raise UsageError(f"{_NAME}, not {name!r:.200}")
     return {
-        name: each if isinstance(each, Broadcast) else Broadcast(each)
-        for name, each in value.items()
+        name: column if isinstance(column, Broadcast) else Broadcast(column)
+        for name, column in value.items()
     }
 
 
@@ -183,9 +183,9 @@ def broadcast_in(tables: BroadcastTables, name: str) -> BroadcastTable:
     return table
 
 
-def unknown_broadcast(name: str, given: Mapping[str, object]) -> UsageError:
+def unknown_broadcast(name: str, tables: Mapping[str, object]) -> UsageError:
     """Return the error for a broadcast table that a query does not have."""
-    names = f"it has {', '.join(given)}" if given else "it has none"
+    names = f"it has {', '.join(tables)}" if tables else "it has none"
     return UsageError(
         f"init() asks for the broadcast table {name!r}, and the query does not have it: {names}. Pass "
         f"broadcast={{{name!r}: ...}} to transform_with_state"
@@ -194,21 +194,21 @@ def unknown_broadcast(name: str, given: Mapping[str, object]) -> UsageError:
 
 def read_source(name: str, broadcast: Broadcast) -> BroadcastTable:
     """Read a source, and return the version that it has now."""
-    given: object = broadcast.source
-    if callable(given) and not isinstance(given, DataFrame):
-        function: Callable[[], object] = given
+    value: object = broadcast.source
+    if callable(value) and not isinstance(value, DataFrame):
+        function: Callable[[], object] = value
         try:
-            given = function()
+            value = function()
         except Exception as error:
             raise UsageError(
                 f"the function of the broadcast table {name!r} failed: {type(error).__name__}: {error}"
             ) from error
-    return version_of(name, given)
+    return version_of(name, value)
 
 
-def version_of(name: str, given: object) -> BroadcastTable:
+def version_of(name: str, value: object) -> BroadcastTable:
     """Return a table in any form as a version of a broadcast table."""
-    table = _table(name, given).replace_schema_metadata(None)
+    table = _table(name, value).replace_schema_metadata(None)
     if table.nbytes > BROADCAST_BYTES_MAX:
         raise UsageError(
             f"the broadcast table {name!r} has {table.nbytes / (1 << 20):.0f} MiB, and at most "
@@ -219,19 +219,19 @@ def version_of(name: str, given: object) -> BroadcastTable:
     return BroadcastTable(table, hashlib.sha256(to_stream(table)).hexdigest()[:_VERSION_DIGITS])
 
 
-def _table(name: str, given: object) -> pa.Table:
+def _table(name: str, value: object) -> pa.Table:
     what = f"the broadcast table {name!r}"
-    if isinstance(given, DataFrame):
-        if given.isStreaming:
+    if isinstance(value, DataFrame):
+        if value.isStreaming:
             raise UsageError(f"{what} is a stream: give it as a second input by tagged_union")
-        return arrow_of(given, arrow_schema(given.schema))
-    if isinstance(given, list | tuple):
-        rows = [row.asDict(recursive=True) if isinstance(row, Row) else row for row in given]
+        return arrow_of(value, arrow_schema(value.schema))
+    if isinstance(value, list | tuple):
+        rows = [row.asDict(recursive=True) if isinstance(row, Row) else row for row in value]
         try:
             return pa.Table.from_pylist(rows)
         except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
             raise UsageError(f"{what}: its rows cannot be one table: {error}") from error
-    return table_of(given, what)
+    return table_of(value, what)
 
 
 def refuse_frames(settings: QuerySettings) -> None:

@@ -165,11 +165,13 @@ class ColumnarRun:
             )
             self.key_count += len(keys)
         if input_keys is not None:
-            some, input_rows = input_keys
+            process_keys, input_rows = input_keys
             self._collect(
-                "process", some, lambda: self._processor.process(some, input_rows, self._times)
+                "process",
+                process_keys,
+                lambda: self._processor.process(process_keys, input_rows, self._times),
             )
-            self.key_count += len(some)
+            self.key_count += len(process_keys)
 
     def retire(self, changes: ChangeBatch) -> None:
         """Refuse; see `in_parts`."""

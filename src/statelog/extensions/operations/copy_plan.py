@@ -171,11 +171,11 @@ def needed_objects(
 
     for checkpoint in checkpoints:
         need(PATHS.metadata(checkpoint.checkpoint_id), _CHANGELOG)
-        for handle, part in checkpoint.objects():
-            if isinstance(part, MaterializedHandle):
+        for handle, piece in checkpoint.objects():
+            if isinstance(piece, MaterializedHandle):
                 need(handle.path, _STREAM, handle)
             else:
-                need(handle.path, _OTHER if part is None else _CHANGELOG)
+                need(handle.path, _OTHER if piece is None else _CHANGELOG)
     return objects
 
 

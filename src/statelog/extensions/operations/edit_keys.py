@@ -233,10 +233,10 @@ class EditTarget:
 
     def _restored(self, key_group: int) -> KeyedState:
         """Return the state of a key group as of the checkpoint."""
-        part = KeyGroupRange(key_group, key_group)
-        handle = self._base.for_range(part)
+        key_groups = KeyGroupRange(key_group, key_group)
+        handle = self._base.for_range(key_groups)
         state = KeyedState(self.codec, MemoryLimits(_BUDGET_BYTES))
-        state.catch_up(part, self._base.checkpoint_id, (), lambda: (self._store, handle))
+        state.catch_up(key_groups, self._base.checkpoint_id, (), lambda: (self._store, handle))
         return state
 
     def commit(
@@ -400,7 +400,7 @@ def states_in_file(
             f"{os.fspath(path)} has {len(keys)} rows of {len(items)} keys; {variable!r} has one "
             "value for each key"
         )
-    return {key: kind.from_items(some) for key, some in items.items()}
+    return {key: kind.from_items(items_of_key) for key, items_of_key in items.items()}
 
 
 def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]:

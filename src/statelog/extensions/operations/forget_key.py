@@ -267,8 +267,8 @@ class _Forgetting:
     def _entries(self) -> dict[str, int]:
         """Return the entries that the key has, by variable."""
         with StateReader(self._store, self._base, operator=self._key.operator_id) as reader:
-            part = KeyGroupRange(self._key.key_group, self._key.key_group)
-            tables = reader.tables(key_groups=part, include_expired=True)
+            key_groups = KeyGroupRange(self._key.key_group, self._key.key_group)
+            tables = reader.tables(key_groups=key_groups, include_expired=True)
             schema = reader.schema.key_schema
         rows = {
             name: sum(self._key.rows_of(batch, schema).num_rows for batch in table.to_batches())
@@ -303,7 +303,9 @@ class _Forgetting:
     ) -> Iterator[MaterializedHandle]:
         """Write snapshots of all key groups for which the base needs an object in *held*."""
         needed = {
-            key_group for part in ranges_needing(self._base, paths_with_key) for key_group in part
+            key_group
+            for key_range in ranges_needing(self._base, paths_with_key)
+            for key_group in key_range
         }
         operators = BatchRecord.of(self._base).operators
         groups_of_operator = self._base.max_parallelism // len(operators)
@@ -317,10 +319,10 @@ class _Forgetting:
                     handle = self._put(PATHS.task_owned(random_name()), data)
                     yield MaterializedHandle(key_range, checkpoint_id, handle)
 
-    def _snapshot_without_key(self, reader: StateReader, part: KeyGroupRange) -> bytes:
+    def _snapshot_without_key(self, reader: StateReader, key_groups: KeyGroupRange) -> bytes:
         metadata = {SCHEMA_METADATA: OperatorCodec(reader.schema).metadata_change()}
         writer = SnapshotWriter(reader.keys_schema().with_metadata(metadata))
-        for batch in reader.keys(key_groups=part, include_expired=True):
+        for batch in reader.keys(key_groups=key_groups, include_expired=True):
             rows = pa.Table.from_batches([self._without_key(batch, reader)])
             writer.write(rows.replace_schema_metadata(metadata))
         data: bytes = writer.finish().to_pybytes()

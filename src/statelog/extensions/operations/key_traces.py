@@ -291,7 +291,9 @@ class Needs:
         if path in self._aged:
             steps.append("the age of its newest row (retention)")
         if newest.checkpoint_id in needed:
-            groups = ", ".join(sorted({str(part) for part in ranges_needing(newest, {path})}))
+            groups = ", ".join(
+                sorted({str(key_range) for key_range in ranges_needing(newest, {path})})
+            )
             if not groups:  # rows of its own micro-batch, and no state
                 steps.append(f"{retained_count} more {_checkpoints(retained_count)}")
             else:
@@ -316,7 +318,7 @@ def ranges_needing(checkpoint: CompletedCheckpoint, paths: Container[str]) -> li
         for entry in log.handles_and_offsets
     ]
     handles += [(snapshot.key_group_range, snapshot.handle) for snapshot in checkpoint.materialized]
-    return [part for part, handle in handles if getattr(handle, "path", None) in paths]
+    return [key_range for key_range, handle in handles if getattr(handle, "path", None) in paths]
 
 
 def _checkpoints(count: int) -> str:

@@ -177,7 +177,7 @@ def _same_logs(query: StoredQuery, record: BatchRecord) -> bool:
 
 def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -> dict[str, int]:
     """Return for the log of each file source the last entry that is kept."""
-    names = folders or [str(at) for at in range(len(offsets))]
+    names = folders or [str(number) for number in range(len(offsets))]
     entries = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
     return {name: entry for name, entry in entries if entry is not None}
 

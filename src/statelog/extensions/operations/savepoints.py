@@ -251,12 +251,12 @@ def _newest_id(store: LocationStore) -> int:
 
 def query_store(
     store: LocationStore,
-    given: Location | None,
+    named: Location | None,
     recorded: str | None,
     options: Mapping[str, object] | None,
 ) -> ObjectStore:
     """Return the checkpointLocation of a query: given, recorded, or the folder around the state."""
-    if given is None and recorded is not None and not may_follow(store.url, recorded, ()):
+    if named is None and recorded is not None and not may_follow(store.url, recorded, ()):
         raise CheckpointError(
             f"the checkpoint in {store.url} records {redacted(recorded)} as the query's "
             "checkpointLocation, which is in another bucket or store, and is not opened because the "
@@ -265,7 +265,7 @@ def query_store(
         )
     folder, _, name = store.url.rpartition("/")
     around = folder if name == STATE_FOLDER else None
-    for place in (given, recorded, around):
+    for place in (named, recorded, around):
         if place is not None:
             return open_query_files(place, options=client_options(place, store, options))
     raise CheckpointError(

@@ -106,7 +106,10 @@ def _show(report: PublishReport, seconds: float, as_json: bool) -> None:
                 "checkpoint_id": report.checkpoint_id,
                 "published": report.published,
                 "checkpoints": report.checkpoints,
-                "versions": {str(each): at for each, at in report.versions.items()},
+                "versions": {
+                    str(version): checkpoint_id
+                    for version, checkpoint_id in report.versions.items()
+                },
                 "tags": report.tags,
                 "rows": report.row_count,
                 "written_rows": report.written_rows,

@@ -432,8 +432,8 @@ class TablePublisher:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some key groups, without keys that lack state in the variables."""
         try:
-            for part in [reader.key_groups] if key_groups is None else key_groups:
-                for batch in reader.keys(key_groups=part):
+            for key_range in [reader.key_groups] if key_groups is None else key_groups:
+                for batch in reader.keys(key_groups=key_range):
                     rows = batch.select(schema.names)
                     has_state = [rows.column(name).is_valid() for name in variables]
                     rows = rows.filter(reduce(pc.or_, has_state)) if has_state else rows.slice(0, 0)

@@ -160,12 +160,12 @@ class Differences:
         yield rows.take(pa.array(order))
 
     def _differing(
-        self, old: pa.RecordBatch, new: pa.RecordBatch, at: RowNumbers, other: RowNumbers
+        self, old: pa.RecordBatch, new: pa.RecordBatch, rows: RowNumbers, other: RowNumbers
     ) -> Mask:
-        """Return which of the rows *at* of *old* differ from the rows *other* of *new*."""
+        """Return which of *rows* of *old* differ from the rows *other* of *new*."""
         width = len(self._key_columns)
-        same = np.ones(len(at), np.bool_)
-        takes = pa.array(at), pa.array(other)
+        same = np.ones(len(rows), np.bool_)
+        takes = pa.array(rows), pa.array(other)
         for column, two in zip(old.columns[width:], new.columns[width:], strict=True):
             same &= equal_rows(column.take(takes[0]), two.take(takes[1]))
         return ~same
@@ -200,8 +200,8 @@ class Differences:
         for batch in self._readers[side].keys(key_groups=portion, now_ms=now_ms):
             batches.append(self._selected(batch, side))
         whole = joined_batches(batches, _WHAT)
-        some = any_valid(whole.columns[len(self._key_columns) :], whole.num_rows)
-        return whole if some.all() else whole.filter(pa.array(some))
+        has_state = any_valid(whole.columns[len(self._key_columns) :], whole.num_rows)
+        return whole if has_state.all() else whole.filter(pa.array(has_state))
 
 
 _WINDOW_BYTES: Final = 32 * 1024 * 1024

@@ -253,7 +253,7 @@ def diff(
     """
     with _opened(location, operator) as state, progress("reading both checkpoints"):
         table = state.changes(before, after, variable)
-        retained = 0 if as_json else sum(each.is_retained for each in state.checkpoints())
+        retained = 0 if as_json else sum(summary.is_retained for summary in state.checkpoints())
     if as_json:
         show_rows(rows_of(table.to_batches()), table.column_names, limit=limit, as_json=True)
         return
@@ -278,7 +278,9 @@ def _reach(retained: int) -> str:
 
 def _state_of(state: LocationState, variable: str, version: KeyVersion) -> object:
     """Return the state of a version; a map as a list of its entries."""
-    by_name = {each.name: each for each in state.variables(version.checkpoint_id)}.get(variable)
+    by_name = {
+        descriptor.name: descriptor for descriptor in state.variables(version.checkpoint_id)
+    }.get(variable)
     is_map = by_name is not None and by_name.user_key_schema is not None
     return list(version.value.items()) if is_map else version.value
 

@@ -78,21 +78,21 @@ class HeldState(StateReader):
         key_groups: KeyGroupRange | None,
     ) -> None:
         super().__init__(store, checkpoint, operator=operator)
-        self._held = self._checked(key_groups)
-        if not len(self._held):
+        self._held_groups = self._checked(key_groups)
+        if not len(self._held_groups):
             raise UsageError("a replica holds one key group at least; it was given none")
         self._keyed = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
         self._blocks: dict[int, pa.Table] = {}
         self._rows: dict[tuple[str, int], list[pa.RecordBatch]] = {}
-        self.done = self._catch_up(self.store, checkpoint.for_range(self._held))
+        self.caught_up = self._catch_up(self.store, checkpoint.for_range(self._held_groups))
         self.close()  # the objects that were read are not needed again
 
     def changes_to(self, newest: StateReader) -> Changes | None:
         """Return what leads to a newer checkpoint; None if all must be restored again."""
         if newest.key_groups != self.key_groups or newest.schema.to_json() != self.schema.to_json():
             return None
-        changes = Changes.of(self.checkpoint, newest.checkpoint, self._held)
-        return None if len(changes.rewritten) == len(self._held) else changes
+        changes = Changes.of(self.checkpoint, newest.checkpoint, self._held_groups)
+        return None if len(changes.rewritten) == len(self._held_groups) else changes
 
     def apply(self, changes: Changes, newest: CompletedCheckpoint, store: ObjectStore) -> CatchUp:
         """
@@ -112,7 +112,9 @@ class HeldState(StateReader):
         return progress
 
     def _catch_up(self, store: ObjectStore, handle: ChangelogStateBackendHandle) -> CatchUp:
-        return self._keyed.catch_up(self._held, handle.checkpoint_id, (), lambda: (store, handle))
+        return self._keyed.catch_up(
+            self._held_groups, handle.checkpoint_id, (), lambda: (store, handle)
+        )
 
     def versions(
         self, variables: Sequence[str], keys: Sequence[object], now_ms: int
@@ -155,8 +157,10 @@ class HeldState(StateReader):
         """Return a key as the tables have it, and its key group."""
         sought = StateKey(key, self.schema.key_schema)
         key_group = sought.key_groups(self.key_groups).start
-        if key_group not in self._held:
-            raise UsageError(f"the key is in key group {key_group}; the replica holds {self._held}")
+        if key_group not in self._held_groups:
+            raise UsageError(
+                f"the key is in key group {key_group}; the replica holds {self._held_groups}"
+            )
         (frozen,) = self._codec.key.decode(sought.columns())
         return key_group, frozen
 
@@ -168,9 +172,9 @@ class HeldState(StateReader):
             chosen = {}
             for key_group, of_group in keys.items():
                 group = keyed.groups[key_group]
-                chosen[key_group] = part = KeyGroupState(self._codec.kinds, group.version)
-                for mine, table in zip(part.tables, group.tables, strict=True):
-                    mine.update((key, table[key]) for key in of_group if key in table)
+                chosen[key_group] = state_of_keys = KeyGroupState(self._codec.kinds, group.version)
+                for chosen_table, table in zip(state_of_keys.tables, group.tables, strict=True):
+                    chosen_table.update((key, table[key]) for key in of_group if key in table)
             span = KeyGroupRange(min(chosen), max(chosen))
             return snapshot_table(self._codec, chosen, {}, span, now_ms=-1)
         finally:
@@ -180,22 +184,22 @@ class HeldState(StateReader):
         self, rows: Mapping[str, VariableRows], key_groups: KeyGroupRange, expired_ms: int | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield the rows of several variables, of the key groups held; made once where they can be."""
-        for part in blocks(self._held):
+        for block_groups in blocks(self._held_groups):
             for name, variable in rows.items():
-                for batch in self._of_block(name, variable, part, expired_ms):
+                for batch in self._of_block(name, variable, block_groups, expired_ms):
                     yield name, batch
 
     def _of_block(
-        self, name: str, rows: VariableRows, part: KeyGroupRange, expired_ms: int | None
+        self, name: str, rows: VariableRows, block_groups: KeyGroupRange, expired_ms: int | None
     ) -> list[pa.RecordBatch]:
-        block = part.start // BLOCK
+        block = block_groups.start // BLOCK
         batches = self._rows.get((name, block))
         if batches is None:
             keys = self._blocks.get(block)
             if keys is None:
-                keys = self._blocks[block] = self._keyed.table(part)
+                keys = self._blocks[block] = self._keyed.table(block_groups)
             parts = (rows.batches(batch, expired_ms) for batch in keys.to_batches())
-            batches = [batch for some in parts for batch in some]
+            batches = [batch for batches_of_keys in parts for batch in batches_of_keys]
             if not rows.expires:  # else there may be fewer rows at a later time
                 self._rows[name, block] = batches
         return batches

@@ -104,10 +104,10 @@ def valid_rows(column: pa.Array) -> Mask:
 
 def any_valid(columns: Sequence[pa.Array], rows: int) -> Mask:
     """Return for each row whether it is not null in some column."""
-    some = np.zeros(rows, np.bool_)
+    is_valid = np.zeros(rows, np.bool_)
     for column in columns:
-        some |= valid_rows(column)
-    return some
+        is_valid |= valid_rows(column)
+    return is_valid
 
 
 def comparable(value: object) -> object:

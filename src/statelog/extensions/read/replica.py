@@ -327,7 +327,7 @@ class Replica:
                 self._reloads += self._current is not None
                 self._broken = None
                 self._current = again
-            self._took(again.done)
+            self._took(again.caught_up)
             return
         for path in changes.paths():
             fetched.get(path)

@@ -70,8 +70,8 @@ class EventCells(Protocol):
         """Return how many elements each event refers to."""
         ...
 
-    def cells(self, some: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        """Return the cells of *some* events, without what expired by *times*."""
+    def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
+        """Return the cells of *events*, without what expired by *times*."""
         ...
 
 
@@ -109,8 +109,8 @@ class _Untouched:
     def sizes(self) -> npt.NDArray[np.int64]:
         return _list_sizes(self._column, self._rows)
 
-    def cells(self, some: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        return _live(self._state, _taken(self._state, self._column, self._rows[some]), times)
+    def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
+        return _live(self._state, _taken(self._state, self._column, self._rows[events]), times)
 
 
 class _Replaced:
@@ -149,9 +149,9 @@ class _Replaced:
     def sizes(self) -> npt.NDArray[np.int64]:
         return _list_sizes(self._column, self._after)
 
-    def cells(self, some: RowNumbers, after: bool, times: Times | None) -> pa.Array:
+    def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
         rows = self._after if after else self._before
-        return _live(self._state, _taken(self._state, self._column, rows[some]), times)
+        return _live(self._state, _taken(self._state, self._column, rows[events]), times)
 
 
 class _Gathered:
@@ -232,11 +232,11 @@ class _Gathered:
         sizes: npt.NDArray[np.int64] = end - start
         return sizes
 
-    def cells(self, some: RowNumbers, after: bool, times: Times | None) -> pa.Array:
+    def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
         # The places of all elements in the spans of the events, and the event of each.
-        start, end = (bounds[some] for bounds in self._spans[after])
+        start, end = (bounds[events] for bounds in self._spans[after])
         lengths = end - start
-        owners = np.repeat(np.arange(len(some)), lengths)
+        owners = np.repeat(np.arange(len(events)), lengths)
         offsets = np.cumsum(lengths) - lengths
         places = np.arange(len(owners)) - np.repeat(offsets - start, lengths)
         # Without removals, without those that a later element replaced, without expired ones.
@@ -246,7 +246,7 @@ class _Gathered:
         if times is not None and self._expiry is not None:
             keep &= self._expiry[places] > times[owners]
         places = places[keep]
-        counts = np.bincount(owners[keep], minlength=len(some))
+        counts = np.bincount(owners[keep], minlength=len(events))
         bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         return pa.ListArray.from_arrays(
             pa.array(bounds),
@@ -323,7 +323,9 @@ class LoggedOperations:
         operations = {}
         for state_id, parts in self._parts.items():
             name = self._codec.states[state_id].descriptor.name
-            batch = joined_batches((part for _, _, part in parts), f"changes of state {name!r},")
+            batch = joined_batches(
+                (changes for _, _, changes in parts), f"changes of state {name!r},"
+            )
             counts = [batch.num_rows for _, _, batch in parts]
             if batch.num_rows:
                 operations[state_id] = Operations(
@@ -432,23 +434,23 @@ class Window:
         names = np.array(ids, np.int64)
         # Of a checkpoint in the order of its log, in which the cells after the events are stored.
         order = stable_order(self._checkpoint_of * (1 + self._logged.max()) + self._logged)
-        for some in self._portions(order):
-            times = self._times_ms[self._checkpoint_of[some]]
+        for events in self._portions(order):
+            times = self._times_ms[self._checkpoint_of[events]]
             before, after = (
-                [self._cells(state_id, some, side, times) for state_id in states]
+                [self._cells(state_id, events, side, times) for state_id in states]
                 for side in (False, True)
             )
-            same = np.ones(len(some), np.bool_)
+            same = np.ones(len(events), np.bool_)
             for state_id, old, new in zip(states, before, after, strict=True):
                 if state_id in self._operations:
                     same &= equal_rows(old, new)
-            was = any_valid(before, len(some))
-            there = any_valid(after, len(some))
+            was = any_valid(before, len(events))
+            there = any_valid(after, len(events))
             numbers = np.where(~was, 0, np.where(there, 1, 2)).astype(np.int8)
-            rows = pa.array(self._rows[self._key_of[some]])
+            rows = pa.array(self._rows[self._key_of[events]])
             columns = [
                 change_words(numbers),
-                pa.array(names[self._checkpoint_of[some]]),
+                pa.array(names[self._checkpoint_of[events]]),
                 pa.array(self._key_groups[rows.to_numpy()]),
                 *(column.take(rows) for column in self._keys),
                 *before,
@@ -471,16 +473,16 @@ class Window:
         cells = [
             self._variables[state_id].cells(last, True, None) for state_id in self._layout.columns
         ]
-        some = pa.array(any_valid(cells, len(last)))
+        has_state = pa.array(any_valid(cells, len(last)))
         schema = self._base.schema
-        new = pa.RecordBatch.from_arrays([*changed, *cells], schema=schema).filter(some)
+        new = pa.RecordBatch.from_arrays([*changed, *cells], schema=schema).filter(has_state)
         is_unchanged = np.ones(self._base.num_rows, np.bool_)
         is_unchanged[self._replaced] = False
         return pa.concat_batches([self._base.filter(pa.array(is_unchanged)), new])
 
-    def _cells(self, state_id: int, some: RowNumbers, after: bool, times: Times) -> pa.Array:
+    def _cells(self, state_id: int, events: RowNumbers, after: bool, times: Times) -> pa.Array:
         expires = self._layout.codec.states[state_id].expires
-        return self._variables[state_id].cells(some, after, times if expires else None)
+        return self._variables[state_id].cells(events, after, times if expires else None)
 
     def _portions(self, order: RowNumbers) -> Iterator[RowNumbers]:
         """Yield the events in parts of bounded size."""

@@ -84,7 +84,7 @@ class KeyChoice:
     def of_rows(self, rows: KeyedInput) -> dict[int, set[Key]]:
         """Return the chosen keys of an input by key group."""
         chosen: dict[int, set[Key]] = {}
-        rows_by_key = rows.kept if isinstance(rows, KeyedRows) else None
+        rows_by_key = rows.kept_rows if isinstance(rows, KeyedRows) else None
         if self._share and rows_by_key is not None and rows_by_key.key_columns:
             sampled = np.flatnonzero(self._sampled(rows_by_key.key_columns))
             for key_group, (first, end) in rows_by_key.order.ranges.items() if len(sampled) else ():

@@ -115,8 +115,8 @@ def value_text(value: object) -> str:
     """Return the recorded or the new value of a difference as text."""
     if value is None or value == []:
         return "nothing"
-    if isinstance(value, list) and any(hasattr(each, "__fields__") for each in value):
-        return "; ".join(f"({row_text(each)})" for each in value)
+    if isinstance(value, list) and any(hasattr(row, "__fields__") for row in value):
+        return "; ".join(f"({row_text(row)})" for row in value)
     return value if isinstance(value, str) else repr(value)
 
 
@@ -163,8 +163,8 @@ def plain(value: object) -> object:
         return _dict(value)
     if isinstance(value, Mapping):
         if all(isinstance(name, str) for name in value):
-            return {name: plain(each) for name, each in value.items()}
-        return [[plain(name), plain(each)] for name, each in value.items()]
+            return {name: plain(element) for name, element in value.items()}
+        return [[plain(name), plain(element)] for name, element in value.items()]
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(element) for element in value]
     return value if isinstance(value, bool | int | float | str | None) else str(value)

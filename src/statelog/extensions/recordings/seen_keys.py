@@ -47,18 +47,18 @@ class RecordedRows:
     def __init__(self, source: KeyedInput, key_bytes: int) -> None:
         self.source = source
         self._key_bytes = key_bytes
-        self._kept = source.kept if isinstance(source, KeyedRows) else None
+        self._kept_rows = source.kept_rows if isinstance(source, KeyedRows) else None
         self.row_bytes = 0.0
-        if self._kept is not None and self._kept.batches:
-            size = sum(int(batch.nbytes) for batch in self._kept.batches)
-            rows = sum(batch.num_rows for batch in self._kept.batches)
+        if self._kept_rows is not None and self._kept_rows.batches:
+            size = sum(int(batch.nbytes) for batch in self._kept_rows.batches)
+            rows = sum(batch.num_rows for batch in self._kept_rows.batches)
             self.row_bytes = size / max(rows, 1)
         self._copied: dict[tuple[int, Key], pa.Table | None] = {}
 
     def copy(self, chosen: Mapping[int, Iterable[Key]]) -> None:
         """Copy the rows of keys, given by key group."""
-        kept = self._kept
-        if kept is None:
+        rows_by_key = self._kept_rows
+        if rows_by_key is None:
             return
         copies: list[tuple[int, Key, np.ndarray]] = []
         for key_group, keys in chosen.items():
@@ -66,14 +66,14 @@ class RecordedRows:
             for position, key in enumerate(self.source.table_keys(key_group)):
                 if key not in chosen_keys:
                     continue
-                numbers = kept.numbers(kept.key_at(key_group, position))
+                numbers = rows_by_key.numbers(rows_by_key.key_at(key_group, position))
                 if len(numbers) * self.row_bytes > self._key_bytes:
                     self._copied[key_group, key] = None
                 else:
                     copies.append((key_group, key, numbers))
         if not copies:
             return
-        rows = _taken(kept, np.concatenate([numbers for _, _, numbers in copies]))
+        rows = _taken(rows_by_key, np.concatenate([numbers for _, _, numbers in copies]))
         start = 0
         for key_group, key, numbers in copies:
             self._copied[key_group, key] = rows.slice(start, len(numbers))
@@ -84,7 +84,7 @@ class RecordedRows:
         if (key_group, key) not in self._copied:
             if key not in self.source.table_keys(key_group):
                 return _NO_ROWS
-            if self._kept is None:  # they do not fit in memory
+            if self._kept_rows is None:  # they do not fit in memory
                 return self._of_disk(key_group, key)
             self.copy({key_group: [key]})  # a key that failed
         return self._copied[key_group, key]
@@ -109,9 +109,9 @@ class RecordedRows:
 _NO_ROWS = pa.table({})
 
 
-def _taken(kept: KeptRows, numbers: np.ndarray) -> pa.Table:
+def _taken(rows_by_key: KeptRows, numbers: np.ndarray) -> pa.Table:
     """Return the rows with these numbers, in this order."""
-    return rows_of(pa.Table.from_batches(kept.batches), numbers)
+    return rows_of(pa.Table.from_batches(rows_by_key.batches), numbers)
 
 
 @dataclass(slots=True)
@@ -160,12 +160,12 @@ class Seen(Protocol):
 
 def state_tables(recorder: Seen, keep: Sequence[int]) -> tuple[pa.Table, pa.Table]:
     """Return the state of keys before and after, a row for each."""
-    kept = [recorder.keys[number] for number in keep]
-    groups = [recorded.key_group for recorded in kept]
-    keys = [recorded.key for recorded in kept]
+    chosen = [recorder.keys[number] for number in keep]
+    groups = [recorded.key_group for recorded in chosen]
+    keys = [recorded.key for recorded in chosen]
     return (
-        cells_table(recorder.codec, groups, keys, [recorded.before for recorded in kept]),
-        cells_table(recorder.codec, groups, keys, [recorded.after for recorded in kept]),
+        cells_table(recorder.codec, groups, keys, [recorded.before for recorded in chosen]),
+        cells_table(recorder.codec, groups, keys, [recorded.after for recorded in chosen]),
     )
 
 
@@ -178,7 +178,7 @@ def recording_of(
     failure: Failure | None = None,
 ) -> TaskRecording:
     """Return what some keys saw as one recording."""
-    numbers = {number: at for at, number in enumerate(keep)}
+    numbers = {number: position for position, number in enumerate(keep)}
     before, after = state_tables(recorder, keep)
     picked: list[int] = []
     position = 0
@@ -222,21 +222,23 @@ def recording_of(
 def _attachments_of(spec: TaskSpec) -> tuple[Attachment, ...]:
     """Return the attachments that a task reads, which a replay needs too."""
     return tuple(
-        each
+        attachment
         for part in spec.extras.values()
         if isinstance(part, tuple)
-        for each in part
-        if isinstance(each, Attachment)
+        for attachment in part
+        if isinstance(attachment, Attachment)
     )
 
 
 def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> pa.Table:
     """Return rows with the number of their key in a first column."""
-    kept = [(numbers[number], table) for number, table in rows if number in numbers]
-    if not kept:
+    chosen = [(numbers[number], table) for number, table in rows if number in numbers]
+    if not chosen:
         return pa.Table.from_batches([], pa.schema([_RECORD_FIELD]))
-    repeated = np.repeat([at for at, _ in kept], [table.num_rows for _, table in kept])
-    whole = pa.Table.from_batches(batches_of(pa.concat_tables([table for _, table in kept])))
+    repeated = np.repeat(
+        [key_number for key_number, _ in chosen], [table.num_rows for _, table in chosen]
+    )
+    whole = pa.Table.from_batches(batches_of(pa.concat_tables([table for _, table in chosen])))
     return whole.add_column(0, _RECORD_FIELD, pa.array(repeated, pa.int32()))
 
 

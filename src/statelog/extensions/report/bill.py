@@ -51,12 +51,12 @@ class Prices:
         gb_month: float | None = None,
     ) -> Prices:
         """Return the prices with those that are not None replaced."""
-        given = {
+        stated_prices = {
             "puts_per_1000": puts_per_1000,
             "gets_per_1000": gets_per_1000,
             "gb_month": gb_month,
         }
-        stated = {name: price for name, price in given.items() if price is not None}
+        stated = {name: price for name, price in stated_prices.items() if price is not None}
         if not stated:
             return self
         changes = {"title": f"{self.title}, changed", "source": "stated for this report"}
@@ -64,8 +64,8 @@ class Prices:
 
 
 PRICES: Final = {
-    one.name: one
-    for one in (
+    prices.name: prices
+    for prices in (
         Prices(
             name="s3",
             title="Amazon S3 Standard, us-east-1",

@@ -82,7 +82,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
             since_ms = max(0.0, wall_clock_seconds() * 1000 - newest.created_at_ms)
             age = f", {utc(newest.created_at_ms)} UTC ({texts.duration(since_ms)} ago)"
         yield "newest", f"checkpoint {newest.checkpoint_id}{batch}{age}"
-    retained = sum(each.state == "retained" for each in figures.checkpoints)
+    retained = sum(checkpoint.state == "retained" for checkpoint in figures.checkpoints)
     yield "checkpoints", f"{retained} of {len(figures.checkpoints):,} can be restored"
     if newest is not None:
         log = f"{size_text(newest.log_bytes or 0)} of log in {plural(newest.log_handles or 0, 'part')}"
@@ -92,8 +92,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
             "state",
             f"{entries} in {texts.count(figures.key_groups)} key groups; {snapshots}, {log}",
         )
-    objects = sum(each.objects for each in figures.stored)
-    stored = size_text(sum(each.size_bytes for each in figures.stored))
+    objects = sum(kind.objects for kind in figures.stored)
+    stored = size_text(sum(kind.size_bytes for kind in figures.stored))
     yield "stored", f"{plural(objects, 'object')}, {stored}"
     if figures.restart is not None:
         size = size_text(sum(part.size_bytes for part in figures.restart.parts))

@@ -33,13 +33,14 @@ def page(figures: Figures) -> str:
     lists = [asdict(prices) for prices in PRICES.values()]
     facts = json_text({**figures.to_json(), "price_lists": lists})
     text = _resource("page.html")
-    for name, part in (
+    # The figures last: a name in braces that is in them is data.
+    for name, content in (
         ("policy", policy),
         ("style", style),
         ("script", script),
         ("figures", facts),
     ):
-        text = text.replace(f"{{{{{name}}}}}", part)  # the figures last: what is in them is data
+        text = text.replace(f"{{{{{name}}}}}", content)
     return text
 
 

@@ -108,9 +108,9 @@ def restart_of(
     for key_groups in _ranges(checkpoint.max_parallelism, operators, tasks):
         needed = {metadata}
         state = checkpoint.for_range(key_groups)
-        for file, part in file_parts(state):
+        for file, piece in file_parts(state):
             is_commit = file.path.endswith("/_metadata")
-            kinds[file.path] = "commits" if is_commit else _KINDS[type(part)]
+            kinds[file.path] = "commits" if is_commit else _KINDS[type(piece)]
             needed.add(file.path)
         loads.append((sum(sizes.get(path, 0) for path in needed), len(needed)))
     slowest_bytes, slowest_requests = max(loads)
@@ -131,13 +131,13 @@ def restart_of(
 
 
 def _ranges(key_groups: int, operators: int, tasks: int) -> list[KeyGroupRange]:
-    each = key_groups // operators
+    groups_per_operator = key_groups // operators
     return [
-        part
+        key_range
         for index in range(operators)
-        for part in KeyGroupRange(index * each, (index + 1) * each - 1).split(
-            max(1, tasks // operators)
-        )
+        for key_range in KeyGroupRange(
+            index * groups_per_operator, (index + 1) * groups_per_operator - 1
+        ).split(max(1, tasks // operators))
     ]
 
 

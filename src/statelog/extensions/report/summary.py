@@ -78,7 +78,7 @@ class Summary:
         if self.figures.newest is None:
             return (f"statelog checkpoints {place}",)
         steps = [f"statelog checkpoints {place}"]
-        names = [variable.name for each in self.operators for variable in each.variables]
+        names = [variable.name for operator in self.operators for variable in operator.variables]
         if names:
             operator = (
                 f" --operator {shlex.quote(self.operators[0].name)}"
@@ -101,17 +101,17 @@ class Summary:
             "delivery": figures.delivery,
             "time_mode": figures.time_mode,
             "key_groups": figures.key_groups,
-            "operators": [asdict(each) for each in self.operators],
+            "operators": [asdict(operator) for operator in self.operators],
             "newest": None if newest is None else newest.checkpoint_id,
             "newest_batch_id": None if newest is None else newest.batch_id,
             "newest_created_at_ms": None if newest is None else newest.created_at_ms,
             "state_entries": None if newest is None else newest.state_entries,
-            "retained": sum(each.state == "retained" for each in figures.checkpoints),
+            "retained": sum(checkpoint.state == "retained" for checkpoint in figures.checkpoints),
             "stored_checkpoints": len(figures.checkpoints),
-            "stored": [asdict(each) for each in figures.stored],
+            "stored": [asdict(objects) for objects in figures.stored],
             "claimed": self.claimed,
             "pins": list(self.pins),
-            "findings": [asdict(each) for each in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 

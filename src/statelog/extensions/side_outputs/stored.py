@@ -61,11 +61,11 @@ def kept_side_outputs(
         KeptSideOutput(
             name=name,
             operator=operator_id,
-            rows=sum(attachment.count for attachment in some),
-            objects=len(some),
-            checkpoint_id=max(attachment.newest for attachment in some),
+            rows=sum(attachment.count for attachment in attachments),
+            objects=len(attachments),
+            checkpoint_id=max(attachment.newest for attachment in attachments),
         )
-        for (name, operator_id), some in sorted(entries.items())
+        for (name, operator_id), attachments in sorted(entries.items())
     )
 
 

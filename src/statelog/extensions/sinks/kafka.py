@@ -165,9 +165,9 @@ class KafkaSink:
         self, producer: Producer, keys: pa.ChunkedArray | None, values: pa.ChunkedArray
     ) -> None:
         for first in range(0, len(values), _ROWS_PER_PIECE):
-            part = slice(first, first + _ROWS_PER_PIECE)
-            texts = values[part].to_pylist()
-            names = [None] * len(texts) if keys is None else keys[part].to_pylist()
+            rows = slice(first, first + _ROWS_PER_PIECE)
+            texts = values[rows].to_pylist()
+            names = [None] * len(texts) if keys is None else keys[rows].to_pylist()
             for key, value in zip(names, texts, strict=True):
                 while True:
                     try:

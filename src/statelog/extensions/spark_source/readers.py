@@ -266,11 +266,11 @@ class StateRows(DataSourceReader):
     def __init__(self, read: StateRead, target: pa.Schema) -> None:
         self._read = read
         self._target = target
-        self._left = read.operator_key_groups
+        self._remaining = read.operator_key_groups
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each range of key groups."""
-        ranges = [key_range.intersection(self._left) for key_range in self._read.ranges]
+        ranges = [key_range.intersection(self._remaining) for key_range in self._read.ranges]
         parts = [KeyGroups(key_range) for key_range in ranges if len(key_range)]
         # Spark takes no partitions for one without a value.
         return parts or [KeyGroups(KeyGroupRange.empty())]
@@ -300,7 +300,7 @@ class FilteredStateRows(StateRows):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Choose key groups by *filters*; return them all, for Spark to apply."""
         read = self._read
-        self._left = key_groups_left(filters, read.key, read.operator_key_groups)
+        self._remaining = key_groups_left(filters, read.key, read.operator_key_groups)
         return filters
 
 

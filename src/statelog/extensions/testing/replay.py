@@ -391,13 +391,13 @@ def _output_columns(stored: JsonObject) -> StructType:
     """
     waiting = [stored]
     while waiting:
-        part = waiting.pop()
-        if isinstance(part, Mapping):
-            if part.get("type") == "udt" or "pyClass" in part or "serializedClass" in part:
+        node = waiting.pop()
+        if isinstance(node, Mapping):
+            if node.get("type") == "udt" or "pyClass" in node or "serializedClass" in node:
                 raise ValueError("a user-defined type")
-            waiting += part.values()
-        elif isinstance(part, list):
-            waiting += part
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
     return StructType.fromJson(stored)
 
 

@@ -36,7 +36,8 @@ def largest_groups(acks: Sequence[TaskAck]) -> list[LargeKeyGroup]:
     """Return the largest key groups of a micro-batch."""
     total = sum(ack.count("rows") for ack in acks)
     top = sorted(
-        (top_group for ack in acks for top_group in ack.top_groups), key=lambda each: -each[1]
+        (top_group for ack in acks for top_group in ack.top_groups),
+        key=lambda top_group: -top_group[1],
     )
     return [
         {"key_group": key_group, "rows": rows, "share": round(rows / total, 4)}
@@ -47,7 +48,9 @@ def largest_groups(acks: Sequence[TaskAck]) -> list[LargeKeyGroup]:
 def largest_keys(acks: Sequence[TaskAck]) -> list[LargeKey]:
     """Return the largest keys of a micro-batch."""
     total = sum(ack.count("rows") for ack in acks)
-    top = sorted((top_key for ack in acks for top_key in ack.top_keys), key=lambda each: -each[2])
+    top = sorted(
+        (top_key for ack in acks for top_key in ack.top_keys), key=lambda top_key: -top_key[2]
+    )
     return [
         {"key": key, "key_group": key_group, "rows": rows, "share": round(rows / total, 4)}
         for key_group, key, rows in top[:REPORTED_MAX]

@@ -196,6 +196,6 @@ def _written_folders(files: QueryFiles, offsets: tuple[str | None, ...]) -> tupl
 
     Spark numbers the sources in their order, and gives a source that is used twice one number.
     """
-    names = tuple(str(at) for at in range(len(offsets)))
+    names = tuple(str(number) for number in range(len(offsets)))
     has_files = any(offset is None or log_entry(offset) is not None for offset in offsets)
     return names if not has_files or set(names) <= set(files.names("sources")) else ()

@@ -303,7 +303,7 @@ def _same_names(left: pa.DataType, right: pa.DataType) -> bool:
     if left.num_fields != right.num_fields:
         return False
     fields = range(left.num_fields)
-    return all(_same_names(left.field(at).type, right.field(at).type) for at in fields)
+    return all(_same_names(left.field(number).type, right.field(number).type) for number in fields)
 
 
 def _other_columns(committed: pa.Schema, now: pa.Schema, what: str) -> UsageError:

@@ -291,9 +291,11 @@ class MicroBatchEngine:
             for key_range in ranges:
                 ack = by_range.get(key_range)
                 # The tasks of an operator that was skipped have changed nothing.
-                done = (None, None) if ack is None else (ack.changes.log, ack.changes.snapshot)
+                log_and_snapshot = (
+                    (None, None) if ack is None else (ack.changes.log, ack.changes.snapshot)
+                )
                 self._coordinator.acknowledge(
-                    batch.checkpoint_id, TaskStateSnapshot(key_range, *done)
+                    batch.checkpoint_id, TaskStateSnapshot(key_range, *log_and_snapshot)
                 )
 
     def _record(

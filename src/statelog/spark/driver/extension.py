@@ -194,7 +194,7 @@ class DriverExtensions:
         self._operators = operators
         self._start = BatchStart(-1, -1)
         self.figures = {
-            name: figure for each in extensions for name, figure in each.figures.items()
+            name: figure for extension in extensions for name, figure in extension.figures.items()
         }
 
     def begin(self, start: BatchStart) -> None:
@@ -205,7 +205,9 @@ class DriverExtensions:
 
     def task_parts(self, operator: int, tasks: int) -> dict[str, object]:
         """Return what the tasks of an operator get; see `DriverExtension.task_part`."""
-        parts = {each.name: each.task_part(operator, tasks) for each in self._extensions}
+        parts = {
+            extension.name: extension.task_part(operator, tasks) for extension in self._extensions
+        }
         return {name: part for name, part in parts.items() if part is not None}
 
     def attachments(self, answers: Sequence[Sequence[TaskAck]]) -> tuple[Attachment, ...]:

@@ -188,7 +188,7 @@ class OperatorRun:
         return not (
             self.reads(batch.times, upstream)
             or has_due_timer(self.definition, due_ms, batch.times)
-            or any(each in batch.snapshots for each in batch.ranges[self._index])
+            or any(key_range in batch.snapshots for key_range in batch.ranges[self._index])
         )
 
     def input(
@@ -269,9 +269,9 @@ class OperatorRun:
             committed=last.handles,
             ranges=ranges,
             snapshots={
-                partition: batch.snapshots[each]
-                for partition, each in enumerate(ranges)
-                if each in batch.snapshots
+                partition: batch.snapshots[key_range]
+                for partition, key_range in enumerate(ranges)
+                if key_range in batch.snapshots
             },
             inline_bytes=min(
                 settings.options.stream.data_inline_threshold_bytes,

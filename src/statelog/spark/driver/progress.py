@@ -65,9 +65,9 @@ def _folded(name: str, figure: Figure | None, values: Sequence[FigureValue]) -> 
     parts = defaultdict[str, list[Number]](list)
     for value in values:
         if isinstance(value, Mapping):
-            for part, number in value.items():
-                parts[part].append(number)
-    return figure.no_numbers() | {part: fold(each) for part, each in parts.items()}
+            for key, number in value.items():
+                parts[key].append(number)
+    return figure.no_numbers() | {key: fold(counted) for key, counted in parts.items()}
 
 
 def _of_uploads(entries: Iterable[tuple[str, float]]) -> _Figures:

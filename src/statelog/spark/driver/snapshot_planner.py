@@ -75,13 +75,13 @@ class SnapshotPlanner:
         now_ms: int,
     ) -> None:
         """Record the results of the *chosen* snapshots of a committed micro-batch."""
-        done = 0
+        completed = 0
         for ack in acks:
             # A task of an operator that was skipped has not counted.
             if len(ack.changes.group_entries) == len(ack.place.key_range):
                 self._schedule.has_entries(ack.place.key_range, ack.changes.group_entries)
             if ack.changes.snapshot is not None:
-                done += 1
+                completed += 1
                 size = max(ack.changes.snapshot.handle.size_bytes, 0)
                 self._schedule.completed(ack.changes.snapshot.key_group_range, size)
         for ack in acks:
@@ -95,8 +95,8 @@ class SnapshotPlanner:
                     ack.changes.snapshot_error,
                 )
         longest = max((ack.milliseconds("snapshot") for ack in acks), default=0.0)
-        self._recorder.snapshots_completed(done, longest)
-        self._recorder.snapshots_failed(len(chosen) - done)
+        self._recorder.snapshots_completed(completed, longest)
+        self._recorder.snapshots_failed(len(chosen) - completed)
 
     def aborted(self, chosen: Mapping[KeyGroupRange, KeyGroupRange]) -> None:
         """Record that the micro-batch failed, and its snapshots with it."""

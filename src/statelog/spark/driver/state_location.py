@@ -191,8 +191,8 @@ class StateLocation:
             newest = self._entries.list_again().newest()
         except CheckpointError:  # a damaged checkpoint is a reason to go back
             return older_id
-        done = newest is not None and BatchRecord.of(newest).went_back_to == older_id
-        return None if done else older_id
+        went_back = newest is not None and BatchRecord.of(newest).went_back_to == older_id
+        return None if went_back else older_id
 
     def begin(self, times: BatchTimes) -> None:
         """
@@ -216,8 +216,8 @@ class StateLocation:
         query = self._query
         location = self._query.location
         if len(record.operators) != len(query.operators):
-            stored_names = ", ".join(each.operator_id for each in record.operators)
-            names = ", ".join(each.schema.operator_id for each in query.operators)
+            stored_names = ", ".join(operator.operator_id for operator in record.operators)
+            names = ", ".join(operator.schema.operator_id for operator in query.operators)
             raise CheckpointError(
                 f"{location} holds the state of {len(record.operators)} operators ({stored_names}), "
                 f"the query has {len(query.operators)} ({names}). The number of operators is fixed "
@@ -259,10 +259,10 @@ class StateLocation:
     def _check_key_groups(self, newest: CompletedCheckpoint) -> None:
         query = self._query
         if newest.max_parallelism != query.key_groups:
-            each = query.source.max_parallelism
+            asked_groups = query.source.max_parallelism
             stored = newest.max_parallelism // len(query.operators)
             raise CheckpointError(
-                f"{query.location} has {stored} key groups, the query asks for {each}; the number is "
+                f"{query.location} has {stored} key groups, the query asks for {asked_groups}; the number is "
                 "fixed for the lifetime of the state",
                 reason="max_parallelism",
             )

@@ -90,7 +90,7 @@ def query_of(session: SparkSession) -> str:
 
 def elements(sequence: JavaObject) -> list[JavaObject]:
     """Return a sequence of Scala as a list."""
-    return [sequence.apply(at) for at in range(sequence.size())]
+    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 @contextmanager

@@ -94,10 +94,10 @@ class NoDataStream(_PythonObject):
 
     def latestOffset(self, start: JavaObject = None, limit: JavaObject = None) -> JavaObject:
         """Return *start* if no micro-batch is due; None before the first one."""
-        at = start.json()
+        offset = start.json()
         if self._triggers.is_due(run_ends=self._run_ends):
-            return self._offset(_count(at) + 1)
-        return None if at == self._initial.json() else start
+            return self._offset(_count(offset) + 1)
+        return None if offset == self._initial.json() else start
 
     def _offset(self, count: int) -> JavaObject:
         return self._offset_of(msgspec.json.encode({_COUNT: count}).decode())
@@ -216,10 +216,10 @@ def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
     plan = relation._jdf.queryExecution().analyzed()
     gateway: JavaObject = session.sparkContext._gateway
     parts = jvm.java.util.ArrayList()
-    for at in range(plan.productArity()):
-        part = plan.productElement(at)
-        is_table = is_instance_of(gateway, part, f"{_CONNECTOR}.catalog.SupportsRead")
-        parts.append(_NoDataTable(session, stream) if is_table else part)
+    for index in range(plan.productArity()):
+        field_value = plan.productElement(index)
+        is_table = is_instance_of(gateway, field_value, f"{_CONNECTOR}.catalog.SupportsRead")
+        parts.append(_NoDataTable(session, stream) if is_table else field_value)
     of_plan = classic_class(session, "Dataset").ofRows
     jframe = of_plan(session._jsparkSession, plan.makeCopy(parts.toArray()))
     nulls = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]

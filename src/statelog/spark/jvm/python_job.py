@@ -175,8 +175,8 @@ class OwnWorkers:
         for function, only in zip(functions, self._only, strict=False):
             of_udf[1] = function
             of_plan[0] = udf.makeCopy(of_udf)
-            part = self._chosen(plan.makeCopy(of_plan).execute(), only)
-            rows = part if rows is None else rows.union(part)
+            rows_of_task = self._chosen(plan.makeCopy(of_plan).execute(), only)
+            rows = rows_of_task if rows is None else rows.union(rows_of_task)
         # With what Spark knows of the job, such as its size, by which it chooses how to join.
         union = self._plans.fromDataset(rows, job._jdf, *self._flags)
         session = job.sparkSession
@@ -320,7 +320,7 @@ def _template(rows: DataFrame, function: ArrowFunction, output: StructType | str
             first.accumulator(),
         ),
         job=job,
-        rest=tuple(job.productElement(at) for at in range(2, job.productArity())),
+        rest=tuple(job.productElement(index) for index in range(2, job.productArity())),
         name=udf._name,
         returns=udf.returnType,
         columns=_to_seq(context, [_to_java_column(name) for name in names]),
@@ -378,10 +378,10 @@ class PlanCopies:
         node.productIterator().copyToArray(arguments)
         return arguments
 
-    def with_argument(self, node: JavaObject, at: int, value: JavaObject) -> JavaObject:
+    def with_argument(self, node: JavaObject, index: int, value: JavaObject) -> JavaObject:
         """Return a copy of a node with another argument at a position."""
         arguments = self.arguments(node)
-        arguments[at] = value
+        arguments[index] = value
         return node.makeCopy(arguments)
 
     def with_node(self, plan: JavaObject, node: JavaObject, other: JavaObject) -> JavaObject:

@@ -42,9 +42,9 @@ class RunningQuery:
         Spark numbers the sources in their order; a source that is used twice has one number.
         """
         sources = self._running().sources()
-        first = [sources.indexOf(sources.apply(at)) for at in range(sources.size())]
+        first = [sources.indexOf(sources.apply(index)) for index in range(sources.size())]
         distinct = sorted(set(first))
-        return [distinct.index(at) for at in first]
+        return [distinct.index(index) for index in first]
 
     def watermark_ms(self) -> int:
         """Return the watermark of the micro-batch that the next trigger would run."""

@@ -57,7 +57,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = self._split(text)
-        self._at = 0
+        self._position = 0
 
     def _split(self, text: str) -> list[str]:
         tokens = []
@@ -79,25 +79,27 @@ class _Parser:
             self._expect(">")
         else:
             fields = self._fields("")
-        if self._at < len(self._tokens):
-            raise self._failed(f"unexpected {self._tokens[self._at]!r}")
+        if self._position < len(self._tokens):
+            raise self._failed(f"unexpected {self._tokens[self._position]!r}")
         return T.StructType(fields)
 
     def _peek(self) -> str:
-        return self._tokens[self._at].lower() if self._at < len(self._tokens) else ""
+        return self._tokens[self._position].lower() if self._position < len(self._tokens) else ""
 
     def _next(self) -> str:
-        if self._at == len(self._tokens):
+        if self._position == len(self._tokens):
             raise self._failed("unexpected end")
-        self._at += 1
-        return self._tokens[self._at - 1]
+        self._position += 1
+        return self._tokens[self._position - 1]
 
     def _take(self, *words: str) -> bool:
         """Read *words* if they come next."""
-        coming = [token.lower() for token in self._tokens[self._at : self._at + len(words)]]
+        coming = [
+            token.lower() for token in self._tokens[self._position : self._position + len(words)]
+        ]
         if coming != list(words):
             return False
-        self._at += len(words)
+        self._position += len(words)
         return True
 
     def _expect(self, token: str) -> None:

@@ -110,7 +110,7 @@ def _source(function: FunctionType) -> ast.FunctionDef | None:
         compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     except (OSError, TypeError, SyntaxError, ValueError):  # no source, or of something else
         return None
-    if not any(_is_same(each, code) for each in _codes(compiled)):
+    if not any(_is_same(other_code, code) for other_code in _codes(compiled)):
         return None
     methods = [
         node
@@ -132,7 +132,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def _is_same(a: CodeType, b: CodeType) -> bool:
     """Return whether two pieces of code are compiled of the same lines."""
     parts = ("co_firstlineno", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
-    if any(getattr(a, part) != getattr(b, part) for part in parts):
+    if any(getattr(a, attribute) != getattr(b, attribute) for attribute in parts):
         return False
     if len(a.co_consts) != len(b.co_consts):
         return False
@@ -204,7 +204,7 @@ class _Proof:
             and self._kind(node.args[0]) == _ROWS
         ):
             return False
-        options = {each.arg: each.value for each in node.keywords}
+        options = {keyword.arg: keyword.value for keyword in node.keywords}
         if node.func.id not in _COMPARING:
             return not options
         return isinstance(options.pop("key", None), ast.Lambda) and options.keys() <= {"reverse"}

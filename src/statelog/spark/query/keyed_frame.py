@@ -211,7 +211,7 @@ def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
     columns = [f"c{index}" for index in range(len(inputs) + len(initials))]
     of_input = columns[: len(inputs)]
     others = columns[len(inputs) :]
-    left = frame.toDF(INPUT_KEY_GROUP_COLUMN, *of_input).select(
+    input_rows = frame.toDF(INPUT_KEY_GROUP_COLUMN, *of_input).select(
         col(INPUT_KEY_GROUP_COLUMN),
         lit(False).alias(_IS_INITIAL),
         *of_input,
@@ -229,4 +229,4 @@ def with_initial_rows(frame: DataFrame, initial: InitialState) -> DataFrame:
         ),
         *others,
     )
-    return left.unionAll(right)
+    return input_rows.unionAll(right)

@@ -144,11 +144,11 @@ def missing_yields(
         and (not has_timers or _returns_only_none(timers))
     ):
         methods = f"{of_rows} and {of_timer} have" if has_timers else f"{of_rows} has"
-        some = ", ".join(columns[:_MOST_COLUMNS])
+        names = ", ".join(columns[:_MOST_COLUMNS])
         more = ", ..." if len(columns) > _MOST_COLUMNS else ""
         messages.append(
             f"{name}.{methods} no `yield` and {'return' if has_timers else 'returns'} None, so no row "
-            f"is ever output, though the output has the columns {some}{more}: write `yield` in front "
+            f"is ever output, though the output has the columns {names}{more}: write `yield` in front "
             "of each output row, or `return iter(())` where no row is meant"
         )
     initial = plain_function(processor, of_initial) if has_initial else None

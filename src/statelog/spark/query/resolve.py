@@ -97,14 +97,14 @@ def chained_arguments(
     given_names = {_plain(name): name for name, value in arguments.items() if value is not None}
     chained = {n: value for n, value in before.items() if _plain(n) not in _OF_OPERATOR}
     for name, value in chained.items():
-        given = given_names.get(_plain(name), name)
-        if value is not None and arguments.get(given, value) != value:
+        asked_name = given_names.get(_plain(name), name)
+        if value is not None and arguments.get(asked_name, value) != value:
             # A mapping or an object may hold credentials, so that only its name is shown.
             difference = "differs here from"
             if isinstance(value, str | int | float):
-                difference = f"is {arguments[given]!r} here and {value!r} at"
+                difference = f"is {arguments[asked_name]!r} here and {value!r} at"
             raise UsageError(
-                f"{given} {difference} an operator before this one; it applies to the whole query: give "
+                f"{asked_name} {difference} an operator before this one; it applies to the whole query: give "
                 "it once"
             )
     return chained | {name: arguments[name] for name in given_names.values()}

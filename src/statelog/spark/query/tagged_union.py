@@ -59,12 +59,12 @@ def _part(inputs: Mapping[str, DataFrame], name: str, shared: Sequence[str]) -> 
     """Return the rows of one input in the columns of the union."""
     frame = inputs[name]
     columns: list[Column] = [lit(name).alias(INPUT_COLUMN), *(frame[sql_name(c)] for c in shared)]
-    for each, other in inputs.items():
-        if each == name:
+    for other_name, other in inputs.items():
+        if other_name == name:
             column = struct(*(frame[sql_name(c)] for c in _others(frame, shared)))
         else:
             column = lit(None).cast(_struct_of(other, shared))
-        columns.append(column.alias(each))
+        columns.append(column.alias(other_name))
     return frame.select(*columns)
 
 

@@ -73,11 +73,11 @@ class KeyedRows:
         self._keys: list[Key] = []
         self._shown: list[Key] = []
         self.row_count = 0
-        self.kept: KeptRows | None = None
+        self.kept_rows: KeptRows | None = None
 
     def keep_rows(self) -> None:
         """Keep what `read` gets in columns, so that the rows of a key can be recorded."""
-        self.kept = KeptRows()
+        self.kept_rows = KeptRows()
 
     def _sort(self, key_groups: KeyGroups, key_columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Sort the rows, keep the keys, and return their columns as the processor gets them."""
@@ -86,9 +86,9 @@ class KeyedRows:
         firsts = pa.array(self._order.firsts)
         given_columns = [with_equal_floats(column.take(firsts)) for column in key_columns]
         columns = self._codec.uniform(given_columns)
-        if self.kept is not None:
-            self.kept.order = self._order
-            self.kept.key_columns = columns
+        if self.kept_rows is not None:
+            self.kept_rows.order = self._order
+            self.kept_rows.key_columns = columns
         self._keys = self._codec.decode(columns)
         is_given = self._codec.is_plain and all(
             column.type == field.type
@@ -176,22 +176,22 @@ def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
     """
     codes, _ = _column_codes(columns[0], codec, 0)
     for position, column in enumerate(columns[1:], 1):
-        part, parts = _column_codes(column, codec, position)
+        column_codes, parts = _column_codes(column, codec, position)
         # New numbers after each column, so that the product cannot overflow.
-        codes, _ = _numbered(pa.array(codes * parts + part))
+        codes, _ = _numbered(pa.array(codes * parts + column_codes))
     return codes
 
 
 def _column_codes(column: pa.Array, codec: KeyCodec, position: int) -> tuple[RowNumbers, int]:
-    part = KeyCodec(pa.schema([codec.schema.field(position)]))
+    key_codec = KeyCodec(pa.schema([codec.schema.field(position)]))
     if not pa.types.is_nested(column.type):
-        (column,) = part.uniform([column])  # Arrow compares floats by their bits
+        (column,) = key_codec.uniform([column])  # Arrow compares floats by their bits
         try:
             return _numbered(column)
         except pa.ArrowNotImplementedError:
             pass
     numbers: dict[Key, int] = {}
-    codes = [numbers.setdefault(key, len(numbers)) for key in part.decode([column])]
+    codes = [numbers.setdefault(key, len(numbers)) for key in key_codec.decode([column])]
     return np.asarray(codes, np.int64), max(len(numbers), 1)
 
 

@@ -255,7 +255,10 @@ def parts_of(path: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
 def plain_columns(columns: StructType) -> StructType:
     """Return columns that may be null, as all inside of them, with STRING for CHAR and VARCHAR."""
     return StructType(
-        [StructField(each.name, plain_type(each.dataType), True, each.metadata) for each in columns]
+        [
+            StructField(column.name, plain_type(column.dataType), True, column.metadata)
+            for column in columns
+        ]
     )
 
 

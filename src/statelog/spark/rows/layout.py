@@ -85,10 +85,10 @@ class LateRows:
     ) -> Iterator[pa.RecordBatch]:
         """Yield *batches* without the late rows, and count these in *seen*."""
         for batch in batches:
-            at = batch.column(self.position)
-            if pa.types.is_struct(at.type):
-                at = pc.struct_field(at, "end")
-            moments = at.cast(pa.timestamp("us", tz=at.type.tz)).cast(pa.int64())
+            column = batch.column(self.position)
+            if pa.types.is_struct(column.type):
+                column = pc.struct_field(column, "end")
+            moments = column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
             in_time = pc.fill_null(pc.greater(moments, self.late_ms * 1000), True)
             late = batch.num_rows - in_time.true_count
             seen.rows += late

@@ -134,10 +134,10 @@ class FrameInput(KeyedRows):
         parts = [batch for batch in batches if batch.num_rows]
         if not parts:
             return
-        if self.kept is not None:
-            self.kept.batches += parts
+        if self.kept_rows is not None:
+            self.kept_rows.batches += parts
         rows = joined_batches(parts, INPUT_ROWS)
-        key_columns = [rows.column(at) for at in self._layout.key_positions]
+        key_columns = [rows.column(position) for position in self._layout.key_positions]
         self._convert_times(self._sort(rows.column(0).to_numpy(), key_columns))
         table = pa.Table.from_batches([rows])
         inputs = table.select(range(self._layout.first_input, table.num_columns))
@@ -146,7 +146,7 @@ class FrameInput(KeyedRows):
     def again(self) -> FrameInput:
         """Return the same rows in other frames: a call may have changed its frame in place."""
         again = FrameInput(self._layout, self._codec, self._settings)
-        again.read([] if self.kept is None else self.kept.batches)
+        again.read([] if self.kept_rows is None else self.kept_rows.batches)
         return again
 
     def _convert_times(self, columns: list[pa.Array]) -> None:

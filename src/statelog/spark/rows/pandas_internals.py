@@ -124,9 +124,9 @@ class BlockAccess(PublicAccess):
         manager = frame._mgr
         names, rows = manager.axes
         blocks = [
-            part
+            entry
             for block in manager.blocks
-            for part in (block.dtype, block.mgr_locs.as_array.tobytes())
+            for entry in (block.dtype, block.mgr_locs.as_array.tobytes())
         ]
         return Form((*names.tolist(), *blocks), len(rows))
 

@@ -151,7 +151,8 @@ class FrameOutput:
         if self._settings.assign_by_name and any(isinstance(name, str) for name in frame.columns):
             frame = frame[self._output.names]
         arrays = [
-            converter.array_of(frame.iloc[:, at]) for at, converter in enumerate(self._converters)
+            converter.array_of(frame.iloc[:, number])
+            for number, converter in enumerate(self._converters)
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 

@@ -43,12 +43,12 @@ class RowInput(KeyedRows):
         read = [batch for batch in batches if batch.num_rows]
         if not read:
             return
-        if self.kept is not None:
-            self.kept.batches += read
+        if self.kept_rows is not None:
+            self.kept_rows.batches += read
         layout = self._layout
         whole = joined_batches(read, INPUT_ROWS)
         del read
-        keys = [whole.column(at) for at in layout.key_positions]
+        keys = [whole.column(position) for position in layout.key_positions]
         self._sort(whole.column(0).to_numpy(), keys)
         order = pa.array(self._order.rows)
         self._columns = [column.take(order) for column in whole.columns[layout.first_input :]]
@@ -88,7 +88,9 @@ class RowOutput:
         self._schema = schema
         self._batch_id = batch_id
         self._names = list(schema.names)
-        self._nested = [at for at, field in enumerate(schema) if _may_hold_struct(field.type)]
+        self._nested = [
+            number for number, field in enumerate(schema) if _may_hold_struct(field.type)
+        ]
         self._unnamed = set(self._names)
         self._other_names: set[str] = set()
         self.items = self._rows = list[Row]()
@@ -134,13 +136,15 @@ class RowOutput:
         try:
             fields = [row.__fields__ for row in rows]
         except AttributeError:
-            at = next(at for at, row in enumerate(rows) if not hasattr(row, "__fields__"))
-            raise unfit_output(self._no_row(rows[at]), self._batch_id, at) from None
+            number = next(
+                number for number, row in enumerate(rows) if not hasattr(row, "__fields__")
+            )
+            raise unfit_output(self._no_row(rows[number]), self._batch_id, number) from None
         if fields.count(self._names) == len(rows):
             self._unnamed.clear()
             columns: list[Sequence[object]] = list(zip(*rows, strict=True))
-            for at in self._nested:
-                columns[at] = [_by_name(value) for value in columns[at]]
+            for number in self._nested:
+                columns[number] = [_by_name(value) for value in columns[number]]
             return columns
         values = [row.asDict(recursive=True) for row in rows]
         if self._unnamed:
@@ -166,7 +170,7 @@ class RowOutput:
         self, field: pa.Field, rows: Sequence[Row], column: Sequence[object], error: Exception
     ) -> UnfitOutputError:
         """Return an error with the first row that does not fit."""
-        for at, (row, value) in enumerate(zip(rows, column, strict=True)):
+        for number, (row, value) in enumerate(zip(rows, column, strict=True)):
             try:
                 pa.array([value], type=field.type)
             except UNENCODABLE as unfit:
@@ -174,7 +178,7 @@ class RowOutput:
                     f"output column {field.name!r} ({field.type}) cannot hold {value!r:.100} of "
                     f"{row!r:.200}: {unfit}",
                     self._batch_id,
-                    at,
+                    number,
                 )
         return unfit_output(
             f"output column {field.name!r} ({field.type}) failed: {error}", self._batch_id, 0
@@ -184,7 +188,7 @@ class RowOutput:
 def _may_hold_struct(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return True
-    return any(_may_hold_struct(kind.field(at).type) for at in range(kind.num_fields))
+    return any(_may_hold_struct(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _by_name(value: object) -> object:
@@ -192,7 +196,7 @@ def _by_name(value: object) -> object:
     if isinstance(value, Row):
         return value.asDict(recursive=True) if hasattr(value, "__fields__") else value
     if isinstance(value, list):
-        return [_by_name(part) for part in value]
+        return [_by_name(element) for element in value]
     if isinstance(value, dict):
-        return {key: _by_name(part) for key, part in value.items()}
+        return {key: _by_name(element) for key, element in value.items()}
     return value

@@ -35,14 +35,14 @@ class UnfitOutputError(ProcessorError):
     The run of the processor, which knows the call, reports it with method and key.
     """
 
-    at: int | None = None
+    item_number: int | None = None
     """Its index in the output."""
 
 
-def unfit_output(what: str, batch_id: int, at: int | None = None) -> UnfitOutputError:
+def unfit_output(what: str, batch_id: int, item_number: int | None = None) -> UnfitOutputError:
     """Return the error for an item that does not fit."""
     message = f"the output of batch {batch_id}: {what}. {NOTHING_COMMITTED}"
-    return UnfitOutputError(message, batch_id=batch_id, what=what, at=at)
+    return UnfitOutputError(message, batch_id=batch_id, what=what, item_number=item_number)
 
 
 def described_item(item: object) -> str:
@@ -59,9 +59,9 @@ def described_item(item: object) -> str:
 
 def row_call(names: Sequence[str]) -> str:
     """Return how a row with these names is yielded."""
-    some = [f"{name}=..." for name in names[:_MOST_NAMES]]
+    fields = [f"{name}=..." for name in names[:_MOST_NAMES]]
     more = ", ..." if len(names) > _MOST_NAMES else ""
-    return f"`yield Row({', '.join(some)}{more})`"
+    return f"`yield Row({', '.join(fields)}{more})`"
 
 
 def check_event_times(batch: pa.RecordBatch, column: str, watermark_ms: int, batch_id: int) -> None:
@@ -125,9 +125,9 @@ class OutputCalls:
         self._spans.append(_Span(len(self.ends), keys, key_group, method, timer_ms))
         return self.ends
 
-    def call_of(self, at: int) -> OutputCall:
+    def call_of(self, item: int) -> OutputCall:
         """Return the call that yielded the item at a position."""
-        call = bisect.bisect_right(self.ends, at)
+        call = bisect.bisect_right(self.ends, item)
         span = self._spans[bisect.bisect_right(self._spans, call, key=itemgetter(0)) - 1]
         key = span.keys[call - span.first]
         return OutputCall(
@@ -146,16 +146,16 @@ class OutputCalls:
             self._spans.pop()
         elif grown <= count // 2:
             steps = enumerate(pairwise([before, *ends[span.first :]]))
-            kept = [call for call, (start, end) in steps if end > start]
-            self._spans[-1] = span._replace(keys=[span.keys[call] for call in kept])
-            ends[span.first :] = [ends[span.first + call] for call in kept]
+            with_items = [call for call, (start, end) in steps if end > start]
+            self._spans[-1] = span._replace(keys=[span.keys[call] for call in with_items])
+            ends[span.first :] = [ends[span.first + call] for call in with_items]
 
     def clear(self) -> None:
         """Forget the calls that are over, whose items were converted."""
         if self._spans:
             span = self._spans[-1]
-            left = span.keys[len(self.ends) - span.first :]
-            self._spans = [span._replace(first=0, keys=left)] if left else []
+            keys = span.keys[len(self.ends) - span.first :]
+            self._spans = [span._replace(first=0, keys=keys)] if keys else []
         self.ends.clear()
 
     def forget(self) -> None:

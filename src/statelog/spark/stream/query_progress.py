@@ -163,11 +163,11 @@ class ProgressFigures:
     """
 
     def __init__(
-        self, operators: Sequence[OperatorDefinition], observations: Observations, kept: int
+        self, operators: Sequence[OperatorDefinition], observations: Observations, most: int
     ) -> None:
         self._operators = tuple(operators)
         self._observations = observations
-        self._kept = kept
+        self._most = most
         self._batches: dict[int, tuple[BatchProgress, ObservedBatch]] = {}
 
     def noting(
@@ -177,7 +177,7 @@ class ProgressFigures:
 
         def note(progress: BatchProgress) -> None:
             self._batches[progress.batch_id] = progress, self._observations.take()
-            if len(self._batches) > self._kept:
+            if len(self._batches) > self._most:
                 self._batches.pop(next(iter(self._batches)))
             if report is not None:
                 report(progress)
@@ -186,10 +186,10 @@ class ProgressFigures:
 
     def added_to(self, progress: StreamingQueryProgress) -> StreamingQueryProgress:
         """Return Spark's progress of a trigger with our figures."""
-        kept = dict(self._batches)
-        batches = {batch_id: batch for batch_id, (batch, _) in kept.items()}
+        noted = dict(self._batches)
+        batches = {batch_id: batch for batch_id, (batch, _) in noted.items()}
         return with_batch(
-            progress, self._operators, batches, lambda batch_id: kept[batch_id][1].values()
+            progress, self._operators, batches, lambda batch_id: noted[batch_id][1].values()
         )
 
 

@@ -289,8 +289,8 @@ class StatefulStream(DataFrame):
 def _operator_as_html(operator: OperatorDefinition) -> str:
     schema = operator.schema
     states = {
-        each.name: f"{each.kind_text} ({', '.join(map(_column, each.value_schema))})"
-        for each in schema.states
+        state.name: f"{state.kind_text} ({', '.join(map(_column, state.value_schema))})"
+        for state in schema.states
     }
     facts = {
         "processor": type(operator.processor).__name__,

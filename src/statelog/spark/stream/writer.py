@@ -263,9 +263,9 @@ class StatefulStreamWriter(DataStreamWriter):
         super().foreachBatch(failures)
 
         def at_end() -> None:
-            for each in (sink, *self._side_sinks.values()):
-                if isinstance(each, ClosableSink):
-                    each.close()
+            for closable in (sink, *self._side_sinks.values()):
+                if isinstance(closable, ClosableSink):
+                    closable.close()
             engine.close()
 
         running = StatefulQuery(start_query(self, checkpoint), failures, figures, at_end)
@@ -298,7 +298,9 @@ class StatefulStreamWriter(DataStreamWriter):
         _check_columns(self._operators, settings)
         operators = self._operators
         if settings.on_error is OnError.FREEZE:
-            operators = tuple(replace(each, schema=with_marks(each.schema)) for each in operators)
+            operators = tuple(
+                replace(operator, schema=with_marks(operator.schema)) for operator in operators
+            )
         bounds = settings.task_bounds(self._cores())
         return Query(operators, settings, normalize_url(location), bounds, last.observers)
 
@@ -344,7 +346,7 @@ def _observed(query: Query, observations: Observations, figures: ProgressFigures
 
 def _check_columns(operators: Sequence[OperatorDefinition], settings: QuerySettings) -> None:
     """Check that rows have all their columns where they are kept for a changed processor."""
-    if settings.is_replayed and not all(each.has_all_columns for each in operators):
+    if settings.is_replayed and not all(operator.has_all_columns for operator in operators):
         name, key = ("onError",) * 2 if settings.on_error.keeps_letters else ("record", "record.*")
         raise UsageError(
             f"{name} keeps rows with all their columns, but the columns that the processor does not read "

@@ -43,12 +43,12 @@ def without_delay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         connections = [stack.enter_context(connection) for connection in _connections()]
         for connection in connections:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        given = iter(batches)
+        iterator = iter(batches)
         while True:
             # Before each read, as Linux forgets it.  It acknowledges what has come so far, too.
             for connection in connections:
                 connection.setsockopt(socket.IPPROTO_TCP, acknowledge, 1)
-            batch = next(given, None)
+            batch = next(iterator, None)
             if batch is None:
                 return
             yield batch

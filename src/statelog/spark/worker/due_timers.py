@@ -63,10 +63,10 @@ class RetiredChanges:
             # old ones.
             before = groups[key_group].tables[self._timers_id]
             for key, times in overlay[self._timers_id].items():
-                at = bisect.bisect(times, until)
-                self.due += [(time, key_group, key) for time in times[:at]]
-                if at < len(times):
-                    self.first_ms = min(self.first_ms, times[at])
+                due_count = bisect.bisect(times, until)
+                self.due += [(time, key_group, key) for time in times[:due_count]]
+                if due_count < len(times):
+                    self.first_ms = min(self.first_ms, times[due_count])
                 old = before.get(key)
                 if old and old[0] <= until:
                     self._superseded.setdefault(key_group, set()).add(key)

@@ -41,7 +41,7 @@ class TaskHandle(StateVariables):
         self._drop = drop
         self._extensions = extensions
         self._initialized = False
-        self._given: dict[str, list[BoundState | RefusedState]] = {}
+        self._created: dict[str, list[BoundState | RefusedState]] = {}
         self._unfounded: dict[str, UsageError] = {}
 
     def initialized(self) -> None:
@@ -61,7 +61,7 @@ class TaskHandle(StateVariables):
             # A deletion may follow in init(), which the driver knows of; else `initialized` raises.
             state = RefusedState(asked.kind, error)
             self._unfounded[name] = error
-        self._given.setdefault(name, []).append(state)
+        self._created.setdefault(name, []).append(state)
         return state
 
     def _find(self, asked: WantedVariable) -> tuple[int, StateCodec]:
@@ -119,7 +119,7 @@ class TaskHandle(StateVariables):
         check_not_reserved(stateName)
         self._unfounded.pop(stateName, None)
         # A reference that `init` kept must not read what the deletion removes.
-        for state in self._given.pop(stateName, []):
+        for state in self._created.pop(stateName, []):
             refuse_use(state, stateName)
         try:
             self._drop(self._codec.schema.state_id(stateName))

@@ -94,19 +94,23 @@ class KeptStates:
         now_s = self._clock()
         # Forget what a rewind or another run has made wrong, and what nobody asked for in a while.
         old = [
-            each
-            for each, kept in self._by_name.items()
+            other_name
+            for other_name, worker_state in self._by_name.items()
             # A new run of the query may start from an older checkpoint: begin without cache.
-            if (kept.run != _run_of(spec) if each == name else kept.used_s < now_s - KEPT_S)
-            or kept.storage.interrupted
+            if (
+                worker_state.run != _run_of(spec)
+                if other_name == name
+                else worker_state.used_s < now_s - KEPT_S
+            )
+            or worker_state.storage.interrupted
         ]
         if old:
             self._forget(old)
-        kept = self._by_name.get(name)
-        if kept is None:
-            kept = self._by_name[name] = KeptState(spec)
-        kept.used_s = now_s
-        return kept
+        worker_state = self._by_name.get(name)
+        if worker_state is None:
+            worker_state = self._by_name[name] = KeptState(spec)
+        worker_state.used_s = now_s
+        return worker_state
 
     def _forget(self, names: Sequence[str]) -> None:
         """Forget states, and free their memory before a task takes more."""
@@ -114,12 +118,12 @@ class KeptStates:
             self._by_name.pop(name).close()
         gc.unfreeze()  # a task that froze its modules froze its own objects, too
         gc.collect()
-        for kept in self._by_name.values():
-            kept.frozen_entries = None
+        for worker_state in self._by_name.values():
+            worker_state.frozen_entries = None
         pa.default_memory_pool().release_unused()
 
 
-def freeze(kept: KeptState) -> None:
+def freeze(worker_state: KeptState) -> None:
     """
     Exclude what lives long from garbage collection: the modules, and state that has grown much.
 
@@ -128,16 +132,16 @@ def freeze(kept: KeptState) -> None:
     columns.
     """
     # A full pass pays off once for the modules, then whenever the state has grown by half.
-    entries = kept.state.object_count()
-    frozen = kept.frozen_entries
+    entries = worker_state.state.object_count()
+    frozen = worker_state.frozen_entries
     if frozen is not None:
-        kept.frozen_entries = frozen = min(frozen, entries)
+        worker_state.frozen_entries = frozen = min(frozen, entries)
         if entries <= max(_FREEZE_ENTRIES, frozen * _FREEZE_GROWTH):
             return
     gc.unfreeze()  # or cycles that were frozen and have no user any more would stay for ever
     gc.collect()
     gc.freeze()
-    kept.frozen_entries = entries
+    worker_state.frozen_entries = entries
 
 
 def _run_of(spec: TaskSpec) -> tuple[int, str]:

@@ -69,7 +69,7 @@ class HugeKeyInput:
     def _find_keys(self, batch: pa.RecordBatch) -> None:
         self.row_count += batch.num_rows
         groups = batch.column(0).to_numpy()
-        columns = [batch.column(at) for at in self._layout.key_positions]
+        columns = [batch.column(position) for position in self._layout.key_positions]
         order = key_order(groups, columns, self._codec)
         # Read one row of each key: the row format decides how the processor gets the key.
         keys_shown = self._row_format.input(self._layout, self._codec)
@@ -112,13 +112,15 @@ class HugeKeyInput:
             if is_only_key:
                 yield batch
                 continue
-            columns = [batch.column(at) for at in self._layout.key_positions]
+            columns = [batch.column(position) for position in self._layout.key_positions]
             order = key_order(batch.column(0).to_numpy(), columns, self._codec)
             firsts = pa.array(order.firsts)
             keys = self._codec.decode([column.take(firsts) for column in columns])
-            for at, each in enumerate(keys):
-                if each == key:
-                    yield batch.take(pa.array(order.rows[order.bounds[at] : order.bounds[at + 1]]))
+            for number, batch_key in enumerate(keys):
+                if batch_key == key:
+                    yield batch.take(
+                        pa.array(order.rows[order.bounds[number] : order.bounds[number + 1]])
+                    )
 
 
 def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -127,10 +129,10 @@ def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
     count = 0
     for batch in batches:
         while batch.num_rows:
-            part = batch.slice(0, rows - count)
-            batch = batch.slice(part.num_rows)
-            waiting.append(part)
-            count += part.num_rows
+            rows_before = batch.slice(0, rows - count)
+            batch = batch.slice(rows_before.num_rows)
+            waiting.append(rows_before)
+            count += rows_before.num_rows
             if count == rows:
                 yield joined_batches(waiting, INPUT_ROWS)
                 waiting = []
@@ -178,10 +180,10 @@ class LargeInput:
         waiting: list[list[pa.RecordBatch]] = [[] for _ in self._sides]
         size = 0
         for batch in batches:
-            for side, some in zip(self._sides, waiting, strict=True):
+            for side, batches_of_side in zip(self._sides, waiting, strict=True):
                 picked = side.pick(batch)
                 if picked.num_rows:
-                    some.append(picked)
+                    batches_of_side.append(picked)
             size += batch.nbytes
             if size >= self._chunk_bytes:
                 self._write(waiting)
@@ -190,11 +192,11 @@ class LargeInput:
         self._write(waiting)
 
     def _write(self, waiting: Sequence[Sequence[pa.RecordBatch]]) -> None:
-        for number, some in enumerate(waiting):
-            if not some:
+        for number, batches_of_side in enumerate(waiting):
+            if not batches_of_side:
                 continue
-            self._schemas[number] = some[0].schema
-            batch = joined_batches(some, INPUT_ROWS)
+            self._schemas[number] = batches_of_side[0].schema
+            batch = joined_batches(batches_of_side, INPUT_ROWS)
             groups = batch.column(0).to_numpy()
             if number == 0:
                 self.row_count += len(groups)
@@ -222,8 +224,8 @@ class LargeInput:
         batch = batch.take(pa.array(order))
         for slot, start, end in zip(slots, bounds[:-1], bounds[1:], strict=True):
             if end > start:
-                part = batch.slice(start, end - start)
-                piece = self._file.write_batch(part, int(row_cost * (end - start)) + 1)
+                slot_rows = batch.slice(start, end - start)
+                piece = self._file.write_batch(slot_rows, int(row_cost * (end - start)) + 1)
                 slot.pieces[number].append(piece)
 
     def parts(self) -> Iterator[Part]:
@@ -262,9 +264,9 @@ class LargeInput:
         return Part(inputs[0], inputs[1] if len(inputs) > 1 else None, is_whole=False)
 
     def _input(self, number: int, pieces: Sequence[Piece]) -> KeyedInput:
-        part = self._row_format.input(self._sides[number].layout, self._codec)
-        part.read(self._batches(number, pieces))
-        return part
+        keyed_input = self._row_format.input(self._sides[number].layout, self._codec)
+        keyed_input.read(self._batches(number, pieces))
+        return keyed_input
 
     def _batches(self, number: int, pieces: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
         schema = self._schemas[number]
@@ -285,20 +287,24 @@ class LargeInput:
                 # one.
                 mixed = (hashes * _MIX[level % len(_MIX)]) >> np.uint64(32)
                 places = ((mixed * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
-                at = np.searchsorted(heavy, hashes)
+                place = np.searchsorted(heavy, hashes)
                 if len(heavy):
-                    at = np.minimum(at, len(heavy) - 1)
-                    places = np.where(heavy[at] == hashes, count + at, places)
+                    place = np.minimum(place, len(heavy) - 1)
+                    places = np.where(heavy[place] == hashes, count + place, places)
                 self._write_apart(number, batch, places, slots)
-        filled = [each for each in slots[:count] if each.cost]
-        apart = [each for each in slots[count:] if each.cost]
+        filled = [part_slot for part_slot in slots[:count] if part_slot.cost]
+        apart = [key_slot for key_slot in slots[count:] if key_slot.cost]
         # Rows that no hash separates have one key.
         if len(filled) == 1 and not apart and level + 1 >= len(_MIX):
             yield self._of_one_key(filled[0])
         else:
             yield from self._parts(filled, level + 1)
-        for each in apart:
-            yield self._of_one_key(each) if each.cost > self._part_bytes else self._part([each])
+        for slot_apart in apart:
+            yield (
+                self._of_one_key(slot_apart)
+                if slot_apart.cost > self._part_bytes
+                else self._part([slot_apart])
+            )
 
     def _heavy_hashes(self, slot: _Slot) -> npt.NDArray[np.uint64]:
         """Return the hashes with many rows of a slot, ascending."""
@@ -308,14 +314,18 @@ class LargeInput:
         for number, pieces in enumerate(slot.pieces):
             for batch in self._batches(number, pieces[: 1 + len(pieces) // 4]):
                 total += batch.num_rows
-                hashes, some = np.unique(self._hashes(number, batch), return_counts=True)
-                for at in np.flatnonzero(some >= _HEAVY * batch.num_rows).tolist():
-                    counts[int(hashes[at])] = counts.get(int(hashes[at]), 0) + int(some[at])
-        large = [each for each, count in counts.items() if count >= _HEAVY / 2 * total]
+                hashes, counts_of_hashes = np.unique(
+                    self._hashes(number, batch), return_counts=True
+                )
+                for index in np.flatnonzero(counts_of_hashes >= _HEAVY * batch.num_rows).tolist():
+                    counts[int(hashes[index])] = counts.get(int(hashes[index]), 0) + int(
+                        counts_of_hashes[index]
+                    )
+        large = [heavy_hash for heavy_hash, count in counts.items() if count >= _HEAVY / 2 * total]
         return np.array(sorted(large), np.uint64)
 
     def _hashes(self, number: int, batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-        columns = [batch.column(at) for at in self._sides[number].layout.key_positions]
+        columns = [batch.column(position) for position in self._sides[number].layout.key_positions]
         return hash_columns(columns, self._codec.schema)
 
     def _of_one_key(self, slot: _Slot) -> Part:

@@ -66,7 +66,7 @@ class OutputParts:
         self.rows = output
         self._check = check
         self._limit = self._most = _FIRST_ROWS
-        self._held: list[pa.RecordBatch] = []
+        self._batches: list[pa.RecordBatch] = []
         self.held_bytes = 0
         self.row_count = 0
         self._batch_count = 0
@@ -134,7 +134,7 @@ class OutputParts:
             # The size of a row is known now: fewer rows of many bytes make a batch.
             least = max(_LEAST_ROWS, _BATCH_BYTES * batch.num_rows // max(size, 1))
             self._limit = min(self._most, least)
-            self._held.append(batch)
+            self._batches.append(batch)
             self._batch_count += 1
             self.held_bytes += size
             if self.held_bytes >= _HELD_BYTES:
@@ -142,10 +142,10 @@ class OutputParts:
 
     def take(self) -> list[pa.RecordBatch]:
         """Return the batches in memory, and drop them."""
-        held = self._held
-        self._held = []
+        batches = self._batches
+        self._batches = []
         self.held_bytes = 0
-        return held
+        return batches
 
     def spill(self) -> None:
         """Move the batches out of memory."""
@@ -160,15 +160,15 @@ class OutputParts:
         # Small batches of many calls are joined, but none across an outer mark, which may roll
         # back.
         before = self._marks[-1].batches if self._marks else 0
-        held = self._held
-        start = first = len(held)
+        batches = self._batches
+        start = first = len(batches)
         least = before - (self._batch_count - start)
-        while first > max(least, 0) and held[first - 1].num_rows < _LEAST_ROWS:
+        while first > max(least, 0) and batches[first - 1].num_rows < _LEAST_ROWS:
             first -= 1
         if start - first >= _JOINED:
-            joined = one_batch(pa.Table.from_batches(held[first:]), "the output,")
-            self.held_bytes += joined.nbytes - sum(batch.nbytes for batch in held[first:])
-            held[first:] = [joined]
+            joined = one_batch(pa.Table.from_batches(batches[first:]), "the output,")
+            self.held_bytes += joined.nbytes - sum(batch.nbytes for batch in batches[first:])
+            batches[first:] = [joined]
             self._batch_count -= start - first - 1
 
     def roll_back(self) -> None:
@@ -178,9 +178,9 @@ class OutputParts:
         self.calls.forget()
         # The newest are in memory; what was spilled since the mark is dropped after them.
         dropped = self._batch_count - mark.batches
-        in_memory = min(dropped, len(self._held))
+        in_memory = min(dropped, len(self._batches))
         for _ in range(in_memory):
-            self.held_bytes -= self._held.pop().nbytes
+            self.held_bytes -= self._batches.pop().nbytes
         self._drop_spilled(dropped - in_memory)
         self._batch_count, self.row_count = mark
 
@@ -263,12 +263,12 @@ class StagedOutputParts(OutputParts):
 
     def spill(self) -> None:
         """Write the batches to a file of the state location; none is of rows before and after a mark."""
-        held = self.take()
+        batches = self.take()
         # A file ends at each mark, so that a rollback deletes whole files.
-        before = self._batch_count - len(held)
+        before = self._batch_count - len(batches)
         marks = {mark.batches - before for mark in self._marks if mark.batches > before}
-        for start, end in pairwise(sorted({0, *marks, len(held)})):
-            self._put(write_stream(held[start:end], self._schema), held[start:end])
+        for start, end in pairwise(sorted({0, *marks, len(batches)})):
+            self._put(write_stream(batches[start:end], self._schema), batches[start:end])
 
     def _drop_spilled(self, count: int) -> None:
         while count > 0:
@@ -283,11 +283,11 @@ class StagedOutputParts(OutputParts):
 
     def staged(self) -> StagedOutput:
         """Return the rows as an Arrow IPC stream, or their files."""
-        held = self.take()
-        if held:
-            data = write_stream(held, self._schema)
+        batches = self.take()
+        if batches:
+            data = write_stream(batches, self._schema)
             # Order matters: once a file was written, later rows are in files too.
             if len(data) <= self._inline_bytes and not self._handles:
                 return data
-            self._put(data, held)
+            self._put(data, batches)
         return tuple(self._handles) if self._handles else None

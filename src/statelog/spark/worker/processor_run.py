@@ -275,9 +275,9 @@ class ProcessorRun:
             for _, key_group, key in due:
                 keys.setdefault(key_group, set()).add(key)
             self._state.prepare(keys)
-            for key_group, some in keys.items():
+            for key_group, keys_of_group in keys.items():
                 group = self._state.groups[key_group]
-                self._shadows[key_group] = retired.brought_forward(key_group, group, some)
+                self._shadows[key_group] = retired.brought_forward(key_group, group, keys_of_group)
         return due
 
     @ends_of_process_are_errors
@@ -354,8 +354,8 @@ class ProcessorRun:
 
     def located(self, error: UnfitOutputError) -> ProcessorError:
         """Return an error of the output with the method and the key that yielded it."""
-        at = len(self.output.items) if error.at is None else error.at
-        call = self._calls.call_of(at)
+        item = len(self.output.items) if error.item_number is None else error.item_number
+        call = self._calls.call_of(item)
         failure = self._failure(call.method, call.key, error.what)
         self.failed = call.key_group, call.key
         if self._in_parts and call.is_over:
@@ -390,9 +390,9 @@ class ProcessorRun:
 
     def _failure(self, method: str, key: Key | None, what: str) -> ProcessorError:
         name = type(self._processor).__name__
-        at = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
+        of_key = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
         return ProcessorError(
-            f"{name}.{method} failed{at} in batch {self._context.batch_id}: {what}. "
+            f"{name}.{method} failed{of_key} in batch {self._context.batch_id}: {what}. "
             "Nothing of this batch was committed; the state is as before it",
             batch_id=self._context.batch_id,
             key=None if key is None else repr(key),

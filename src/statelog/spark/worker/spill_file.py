@@ -91,12 +91,12 @@ class SpillFile:
         start = piece.offset
         missing = piece.size
         while missing:
-            part = os.pread(self._file.fileno(), missing, start)
-            if not part:
+            data = os.pread(self._file.fileno(), missing, start)
+            if not data:
                 raise StoreError(f"the task's file on the local disk ends before byte {start}")
-            parts.append(part)
-            start = start + len(part)
-            missing = missing - len(part)
+            parts.append(data)
+            start = start + len(data)
+            missing = missing - len(data)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_batch(self, piece: Piece, schema: pa.Schema) -> pa.RecordBatch:

@@ -118,15 +118,15 @@ def _run(
     names = spec.ranges[partition] if spec.rows.is_read else KeyGroupRange(partition, partition)
     batches = of_task(batches, names)
     watch = Stopwatch()
-    kept = worker.states.of(spec)
-    with task_uploads(kept.storage) as uploads:
+    worker_state = worker.states.of(spec)
+    with task_uploads(worker_state.storage) as uploads:
         # What was uploaded is deleted if anything in this block fails.
         ack, output = _answer(
-            spec, kept, uploads, partition, batches, worker, file=file, watch=watch
+            spec, worker_state, uploads, partition, batches, worker, file=file, watch=watch
         )
         uploads.hand_over()
     if worker.owns_process:
-        freeze(kept)
+        freeze(worker_state)
     # The answer is the last step: before it the driver knows nothing of this attempt.
     fail_point("before-acknowledge")
     acknowledge(ack)
@@ -135,7 +135,7 @@ def _run(
 
 def _answer(
     spec: TaskSpec,
-    kept: KeptState,
+    worker_state: KeptState,
     uploads: TaskUploads,
     partition: int,
     batches: Iterable[pa.RecordBatch],
@@ -145,27 +145,27 @@ def _answer(
     watch: Stopwatch,
 ) -> tuple[TaskAck, StagedOutputParts | DirectOutput]:
     """Process a partition; return the answer, and the output."""
-    objects = kept.store.objects_put
-    object_bytes = kept.store.bytes_put
+    objects = worker_state.store.objects_put
+    object_bytes = worker_state.store.bytes_put
     key_range = spec.ranges[partition]
-    files = OutputFiles(uploads.put, kept.ids, uploads.drop)
+    files = OutputFiles(uploads.put, worker_state.ids, uploads.drop)
     figures: dict[str, FigureValue] = {}
-    tools = TaskTools(spec, kept.state.codec, files, kept.store, figures)
+    tools = TaskTools(spec, worker_state.state.codec, files, worker_state.store, figures)
     extensions = worker.extensions(spec.extras, tools)
-    caught_up = kept.state.catch_up(
-        key_range, spec.base_id, spec.committed, lambda: _load(kept, spec, key_range)
+    caught_up = worker_state.state.catch_up(
+        key_range, spec.base_id, spec.committed, lambda: _load(worker_state, spec, key_range)
     )
-    kept.state.expire_incrementally(key_range, spec.context.now_ms)
+    worker_state.state.expire_incrementally(key_range, spec.context.now_ms)
     watch.lap("catch_up")
     read_spec = replace(spec, rows=_keeping(spec.rows)) if extensions.keeps_rows else spec
-    rows, counter, late = _read(read_spec, kept, key_range, batches, file)
+    rows, counter, late = _read(read_spec, worker_state, key_range, batches, file)
     watch.lap("input")
     watch.milliseconds["wait"] = counter.waited_ms
     output = _output(spec, file, files)
-    run = extensions.new_run(spec.context, kept.state, key_range, output)
+    run = extensions.new_run(spec.context, worker_state.state, key_range, output)
     run = extensions.wrap(run, output)
     try:
-        task = _Task(kept, spec, uploads, files, run, partition, key_range, watch, figures)
+        task = _Task(worker_state, spec, uploads, files, run, partition, key_range, watch, figures)
         changes = _process(task, rows)
     except ProcessorError as error:
         raise extensions.failed(error) from error.__cause__
@@ -178,9 +178,9 @@ def _answer(
         late_rows=late.rows,
         output_rows=output.row_count,
         state_entries=sum(changes.group_entries),
-        objects=kept.store.objects_put - objects,
-        object_bytes=kept.store.bytes_put - object_bytes,
-        catch_up={part: count for part, count in asdict(caught_up).items() if count},
+        objects=worker_state.store.objects_put - objects,
+        object_bytes=worker_state.store.bytes_put - object_bytes,
+        catch_up={figure: count for figure, count in asdict(caught_up).items() if count},
         task_milliseconds=watch.milliseconds,
     )
     ack = TaskAck(
@@ -190,7 +190,7 @@ def _answer(
         figures={name: figure for name, figure in figures.items() if figure},
         top_groups=counter.groups(),
         top_keys=counter.keys(),
-        uploads=kept.metrics.take(),
+        uploads=worker_state.metrics.take(),
         extras=extras,
     )
     return ack, output
@@ -206,7 +206,7 @@ def _place(partition: int, key_range: KeyGroupRange) -> TaskPlace:
 
 def _read(
     spec: TaskSpec,
-    kept: KeptState,
+    worker_state: KeptState,
     key_range: KeyGroupRange,
     batches: Iterable[pa.RecordBatch],
     file: SpillFile,
@@ -218,7 +218,7 @@ def _read(
     counter = RowCounter(key_range, spec.rows.layout.key_positions)
     is_counted = spec.rows.is_read and spec.rows.initial is None
     counted = counter.through(batches) if is_counted else _input_of(spec, batches)
-    rows = TaskInput(spec.rows, kept.state.codec.key, key_range, counted, file)
+    rows = TaskInput(spec.rows, worker_state.state.codec.key, key_range, counted, file)
     return rows, counter, late
 
 
@@ -246,7 +246,7 @@ def _output(
 class _Task:
     """A task that runs: its worker's state, its instructions, what it writes, its run, its figures."""
 
-    kept: KeptState
+    worker_state: KeptState
     spec: TaskSpec
     uploads: TaskUploads
     files: OutputFiles
@@ -279,7 +279,9 @@ def _process(task: _Task, rows: TaskInput) -> TaskChanges:
         watch.lap("snapshot")
     # Many small parts together would exceed what the answer may hold.
     inline_bytes = 0 if in_parts else spec.inline_bytes
-    log = task.uploads.log(task.kept.state.codec, task.key_range, spec.checkpoint_id, inline_bytes)
+    log = task.uploads.log(
+        task.worker_state.state.codec, task.key_range, spec.checkpoint_id, inline_bytes
+    )
     for part in rows.parts():
         watch.lap("input")
         run.take(part.rows, part.initial)
@@ -314,7 +316,7 @@ def _process(task: _Task, rows: TaskInput) -> TaskChanges:
         snapshot.handle,
         snapshot.error,
         next_due_ms,
-        task.kept.state.entry_counts(task.key_range),
+        task.worker_state.state.entry_counts(task.key_range),
     )
 
 
@@ -327,11 +329,11 @@ def _input_of(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.
 
 
 def _load(
-    kept: KeptState, spec: TaskSpec, key_group_range: KeyGroupRange
+    worker_state: KeptState, spec: TaskSpec, key_group_range: KeyGroupRange
 ) -> tuple[ObjectStore, ChangelogStateBackendHandle]:
     # The whole object: the task most likely needs the change sets inside.
-    stored = fetch_checkpoint(kept.store, spec.restore_id)
-    return kept.store, stored.checkpoint.for_range(key_group_range)
+    stored = fetch_checkpoint(worker_state.store, spec.restore_id)
+    return worker_state.store, stored.checkpoint.for_range(key_group_range)
 
 
 def _snapshot(task: _Task, checkpoint_id: int) -> _Snapshot:
@@ -348,7 +350,7 @@ def _write_snapshot(task: _Task, checkpoint_id: int) -> MaterializedHandle:
     key_group_range = task.spec.snapshots[task.partition]
     handle = task.files.write(PATHS.task_owned, task.run.snapshot(key_group_range))
     snapshot = MaterializedHandle(key_group_range, checkpoint_id, handle)
-    task.kept.state.end_snapshot(snapshot)
+    task.worker_state.state.end_snapshot(snapshot)
     return snapshot
 
 

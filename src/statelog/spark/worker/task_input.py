@@ -221,7 +221,11 @@ class RowCounter:
     def groups(self) -> list[tuple[int, int]]:
         """Return the largest key groups as (key group, rows), largest first."""
         order = np.argsort(-self._rows, kind="stable")[:REPORTED_MAX]
-        return [(int(at), int(self._rows[at])) for at in order if self._rows[at]]
+        return [
+            (int(key_group), int(self._rows[key_group]))
+            for key_group in order
+            if self._rows[key_group]
+        ]
 
     def keys(self) -> list[tuple[int, str, int]]:
         """Return the largest keys that were counted as (key group, key, rows)."""

@@ -229,7 +229,10 @@ def canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
         inner = [optional(canonical(field.type, factory), field.nullable) for field in kind]
         return lambda value: factory(
             names,
-            [convert(part) for convert, part in zip(inner, _parts(value, names), strict=True)],
+            [
+                convert(field_value)
+                for convert, field_value in zip(inner, _parts(value, names), strict=True)
+            ],
         )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         element = optional(canonical(kind.value_type, factory), kind.value_field.nullable)
@@ -410,8 +413,8 @@ def to_arrow(kind: pa.DataType) -> Converter | None:
         fields = [(field.name, to_arrow(field.type)) for field in kind]
         names = [name for name, _ in fields]
         return lambda value: {
-            name: part if convert is None or part is None else convert(part)
-            for (name, convert), part in zip(fields, _parts(value, names), strict=True)
+            name: field_value if convert is None or field_value is None else convert(field_value)
+            for (name, convert), field_value in zip(fields, _parts(value, names), strict=True)
         }
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         element = to_arrow(kind.value_type)
@@ -471,11 +474,11 @@ def frozen(value: Any, kind: pa.DataType) -> object:
         return equal_float(value)
     if isinstance(value, dict):
         parts = zip(kind, value.values(), strict=True)
-        return tuple(frozen(part, field.type) for field, part in parts)
+        return tuple(frozen(field_value, field.type) for field, field_value in parts)
     if isinstance(value, list | tuple):
         if pa.types.is_struct(kind):
             parts = zip(kind, value, strict=True)
-            return tuple(frozen(part, field.type) for field, part in parts)
+            return tuple(frozen(field_value, field.type) for field, field_value in parts)
         return tuple(frozen(item, kind.value_type) for item in value)
     if isinstance(value, dt.datetime) and _is_local_timestamp(kind):
         return value.astimezone(_UTC)
@@ -500,8 +503,8 @@ def equal_key(kind: pa.DataType, factory: StructFactory) -> Converter | None:
     return lambda value: factory(
         names,
         [
-            part if convert is None or part is None else convert(part)
-            for convert, part in zip(inner, value, strict=True)
+            field_value if convert is None or field_value is None else convert(field_value)
+            for convert, field_value in zip(inner, value, strict=True)
         ],
     )
 

@@ -281,16 +281,16 @@ def snapshot_tables(
             # Where the next block of key groups begins within this row group.
             bounds = np.flatnonzero(np.diff(key_groups[start:stop] // block)) + 1 + start
             for first, last in pairwise([start, *bounds.tolist(), stop]):
-                part = table.slice(first, last - first)
+                block_rows = table.slice(first, last - first)
                 # A block may continue in the next row group, so it is yielded when another one
                 # begins.
-                if waiting and part.num_rows:
+                if waiting and block_rows.num_rows:
                     before = waiting[0].column(KEY_GROUP_COLUMN)[0].as_py() // block
                     if before != key_groups[first] // block:
                         yield _block_of(waiting, key_group_range, block)
                         waiting = []
-                if part.num_rows:
-                    waiting.append(part)
+                if block_rows.num_rows:
+                    waiting.append(block_rows)
     except _UNREADABLE as error:
         raise CorruptionError(f"a state snapshot cannot be read: {error}") from error
     if waiting:

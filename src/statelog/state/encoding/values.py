@@ -195,8 +195,8 @@ class MapKeyCodec(StructCodec):
 
 def _equal(key: Values, forms: Sequence[Converter | None]) -> Values:
     return tuple(
-        part if convert is None or part is None else convert(part)
-        for convert, part in zip(forms, key, strict=True)
+        value if convert is None or value is None else convert(value)
+        for convert, value in zip(forms, key, strict=True)
     )
 
 
@@ -235,15 +235,17 @@ class KeyCodec:
         """Return *key* in the form that tables hold."""
         if self.is_plain and not self._zoned:
             return key
-        return tuple(frozen(part, field.type) for part, field in zip(key, self.schema, strict=True))
+        return tuple(
+            frozen(value, field.type) for value, field in zip(key, self.schema, strict=True)
+        )
 
     def thaw(self, key: Values) -> Values:
         """Return a frozen key as the user sees it."""
         if not self._nested:
             return key
         return tuple(
-            None if part is None else thawed(part, field.type)
-            for part, field in zip(key, self.schema, strict=True)
+            None if value is None else thawed(value, field.type)
+            for value, field in zip(key, self.schema, strict=True)
         )
 
     def encode(self, keys: Sequence[Values]) -> list[pa.Array]:

@@ -262,8 +262,8 @@ class TopK:
 
     def partials(self, arguments: Sequence[str]) -> Mapping[str, str]:
         by, value = arguments
-        some = f"CASE WHEN {by} IS NOT NULL THEN struct({by} AS by, {value} AS value) END"
-        rows = f"collect_list({some})"
+        pair = f"CASE WHEN {by} IS NOT NULL THEN struct({by} AS by, {value} AS value) END"
+        rows = f"collect_list({pair})"
         greatest_first = f"sort_array({rows}, false)"
         if not self.is_value_ordered:  # Spark would order structs of both, which it cannot of maps
             greatest_first = f"array_sort({rows}, {_BY_DESCENDING})"
@@ -391,19 +391,19 @@ class Sum(_OfNumbers):
 def _decimal_sums(left: Parts, right: Parts, title: str, *, is_ansi: bool) -> Parts:
     """Return the sums of decimals, always null after an overflow; an error in ANSI mode."""
     before = pc.fill_null(left["some"], False)
-    some = pc.or_(before, right["some"])
+    has_value = pc.or_(before, right["some"])
     sums = added(left["sum"], right["sum"], is_ansi=is_ansi)
     overflowed = pc.or_(
         pc.and_(before, pc.is_null(left["sum"])),
         pc.and_(right["some"], pc.is_null(right["sum"])),
     )
     sums = pc.if_else(overflowed, pa.scalar(None, sums.type), sums)
-    if is_ansi and pc.any(pc.and_(some, pc.is_null(sums)), min_count=0).as_py():
+    if is_ansi and pc.any(pc.and_(has_value, pc.is_null(sums)), min_count=0).as_py():
         raise ArithmeticError(
             f"{title}: a sum does not fit into {sums.type}; cast the column to a narrower decimal, "
             "or set spark.sql.ansi.enabled to false for null instead"
         )
-    return {"sum": sums, "some": some}
+    return {"sum": sums, "some": has_value}
 
 
 @dataclass(frozen=True, slots=True)

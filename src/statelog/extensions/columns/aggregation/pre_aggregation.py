@@ -185,16 +185,16 @@ class OneShuffle:
         number = hashed_to(tasks, task_of(aggregation.key_group(groups), groups, tasks))
         task = _over_positions(frame, aggregation.keys, number)
         self._partitioning = partitioning(to_seq([task]), tasks)
-        self._kept: KeptPlan | None = None
+        self._kept_plan: KeptPlan | None = None
         self._schema: JavaObject | None = None
 
     def apply(self, frame: DataFrame) -> DataFrame:
         """Return the results of a micro-batch, with one partition for each task."""
         session = frame.sparkSession
-        plan = None if self._kept is None else self._kept.over(frame)
+        plan = None if self._kept_plan is None else self._kept_plan.over(frame)
         if plan is None:
             planned = plan = self._planned(frame)
-            self._kept = attempt(
+            self._kept_plan = attempt(
                 Trick.KEPT_PLANS, session, lambda: KeptPlan.of(planned, frame, self._copies)
             )
         begin_shuffle(_shuffle_of(plan))

@@ -144,8 +144,8 @@ class CellColumn:
         # The times of a cell ascend, so the first one is where its list begins.
         starts = times.offsets.to_numpy()
         first = np.full(len(positions), NEVER_MS, np.int64)
-        some = np.diff(starts) > 0
-        first[some] = times.values.to_numpy()[starts[:-1][some]]
+        has_timer = np.diff(starts) > 0
+        first[has_timer] = times.values.to_numpy()[starts[:-1][has_timer]]
         return first
 
     def remove(self, slots: npt.NDArray[np.bool_] | RowNumbers) -> None:
@@ -156,14 +156,14 @@ class CellColumn:
         if self.is_timers:
             self.first_ms[slots] = NEVER_MS
 
-    def renumber(self, kept: RowNumbers, capacity: int) -> None:
-        """Give the slots *kept* the numbers 0, 1, ...; nothing may be pending."""
+    def renumber(self, slots: RowNumbers, capacity: int) -> None:
+        """Give *slots* the numbers 0, 1, ...; nothing may be pending."""
         rows = np.full(capacity, ABSENT, np.int64)
-        rows[: len(kept)] = self._rows[kept]
+        rows[: len(slots)] = self._rows[slots]
         self._rows, self._pending = rows, np.full(capacity, _UNCHANGED, np.int64)
         if self.is_timers:
             first = np.full(capacity, NEVER_MS, np.int64)
-            first[: len(kept)] = self.first_ms[kept]
+            first[: len(slots)] = self.first_ms[slots]
             self.first_ms = first
 
     def compact(self, spare: int | None = None) -> None:

@@ -41,9 +41,9 @@ class ColdRuns:
     def __bool__(self) -> bool:
         return bool(self._by_group)
 
-    def place(self, part: KeyGroupRange, table: pa.Table) -> None:
+    def place(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
         """Make *table*, in the columns of a snapshot, all cold rows of some key groups."""
-        run = build_run(self._layout, part, table)
+        run = build_run(self._layout, key_groups, table)
         if self._files is not None and run.rows.num_rows:
             try:
                 # Written, mapped, and deleted: the mapping alone keeps the pages.
@@ -60,7 +60,7 @@ class ColdRuns:
                     error,
                 )
                 self._files = None
-        for key_group in part:
+        for key_group in key_groups:
             self._by_group[key_group] = run
 
     def forget(self, key_groups: Iterable[int]) -> None:
@@ -73,9 +73,9 @@ class ColdRuns:
         run = self._by_group.get(key_group)
         return 0 if run is None else run.live_count(key_group)
 
-    def table(self, part: KeyGroupRange) -> list[pa.Table]:
+    def table(self, key_groups: KeyGroupRange) -> list[pa.Table]:
         """Return the cold rows of some key groups in the columns of a snapshot."""
-        return [run.live_table(some) for run, some in self._runs(part)]
+        return [run.live_table(run_groups) for run, run_groups in self._runs(key_groups)]
 
     def take(
         self, hashes: Hashes, key_groups: npt.NDArray[np.int32]
@@ -97,25 +97,25 @@ class ColdRuns:
                 yield from self._move(run, np.unique(rows))
 
     def take_due(
-        self, part: KeyGroupRange, column: int, until_ms: int
+        self, key_groups: KeyGroupRange, column: int, until_ms: int
     ) -> Iterator[tuple[pa.Table, Hashes]]:
         """Yield the rows with a timer in *column* up to *until_ms*; they are cold no more."""
-        for run, some in self._runs(part):
+        for run, run_groups in self._runs(key_groups):
             due = run.due_rows(column, until_ms)
-            start = run.span(some.start).start
-            stop = run.span(some.end).stop
+            start = run.span(run_groups.start).start
+            stop = run.span(run_groups.end).stop
             yield from self._move(run, due[(due >= start) & (due < stop)])
 
-    def take_all(self, part: KeyGroupRange) -> Iterator[tuple[pa.Table, Hashes]]:
+    def take_all(self, key_groups: KeyGroupRange) -> Iterator[tuple[pa.Table, Hashes]]:
         """Yield all rows of some key groups; they are cold no more."""
-        for key_group in part:
+        for key_group in key_groups:
             run = self._by_group.pop(key_group, None)
             if run is not None:
                 yield from self._move(run, run.live_rows(key_group))
 
-    def first_timer(self, part: KeyGroupRange, column: int, after_ms: int) -> int | None:
+    def first_timer(self, key_groups: KeyGroupRange, column: int, after_ms: int) -> int | None:
         """Return the earliest timer of cold rows after `take_due`, or None."""
-        times = [run.first_timer(column, after_ms) for run, _ in self._runs(part)]
+        times = [run.first_timer(column, after_ms) for run, _ in self._runs(key_groups)]
         return min((time for time in times if time is not None), default=None)
 
     def _move(self, run: SortedRun, rows: RowNumbers) -> Iterator[tuple[pa.Table, Hashes]]:
@@ -125,10 +125,10 @@ class ColdRuns:
             run.moved[rows] = True
             yield taken.drop_columns([HASH_COLUMN]), run.hashes[rows]
 
-    def _runs(self, part: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
+    def _runs(self, key_groups: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
         """Return the runs of these key groups, with contiguous key groups of each."""
         runs: list[tuple[SortedRun, list[int]]] = []
-        for key_group in part:
+        for key_group in key_groups:
             run = self._by_group.get(key_group)
             if run is None:
                 continue
@@ -136,4 +136,4 @@ class ColdRuns:
                 runs[-1][1].append(key_group)
             else:
                 runs.append((run, [key_group]))
-        return [(run, KeyGroupRange(some[0], some[-1])) for run, some in runs]
+        return [(run, KeyGroupRange(run_groups[0], run_groups[-1])) for run, run_groups in runs]

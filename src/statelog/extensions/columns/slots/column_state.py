@@ -144,11 +144,11 @@ class ColumnTimers:
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         kind = self._column.heap.fields[0].type
         lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(every), type=kind)
-        some = lengths > 0
-        if some.any():
-            self._column.put(touched[some], [lists.filter(pa.array(some))])
-        if not some.all():
-            self._column.clear(touched[~some])
+        has_timer = lengths > 0
+        if has_timer.any():
+            self._column.put(touched[has_timer], [lists.filter(pa.array(has_timer))])
+        if not has_timer.all():
+            self._column.clear(touched[~has_timer])
 
 
 def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> list[pa.Array]:

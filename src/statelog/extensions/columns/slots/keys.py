@@ -111,7 +111,7 @@ class Keys:
             numbers_of_keys = np.flatnonzero(numbers_of_keys)
         numbers_of_keys = numbers_of_keys.astype(np.int64, copy=False)
         numbers = pa.array(numbers_of_keys)
-        some = Keys(
+        taken = Keys(
             self.schema,
             [column.take(numbers) for column in self.columns],
             self.key_groups[numbers_of_keys],
@@ -119,14 +119,14 @@ class Keys:
             self.ends[numbers_of_keys],
             None if self._hashes is None else self._hashes[numbers_of_keys],
         )
-        some.zone = self.zone
+        taken.zone = self.zone
         if self.slots is not None:
-            some.slots = self.slots[numbers_of_keys]
+            taken.slots = self.slots[numbers_of_keys]
         if self.origin is not None:
-            some.origin = self.origin[0], self.origin[1][numbers_of_keys]
+            taken.origin = self.origin[0], self.origin[1][numbers_of_keys]
         elif may_repeat:
-            some.origin = self, numbers_of_keys
-        return some
+            taken.origin = self, numbers_of_keys
+        return taken
 
 
 def zoned_field(field: pa.Field, zone: str) -> pa.Field:

@@ -94,9 +94,9 @@ class SlotState(StateCache[Writes]):
         every = len(key_groups) == len(staged.key_group_range)
         for state_id, (slots, positions) in staged.writes.items():
             if not every:
-                mine = np.isin(self.table.index.key_groups(slots), key_groups)
-                slots = slots[mine]
-                positions = positions[mine]
+                is_ready = np.isin(self.table.index.key_groups(slots), key_groups)
+                slots = slots[is_ready]
+                positions = positions[is_ready]
             self.table.fold(state_id, slots, positions)
 
     def _bring_forward(
@@ -104,12 +104,14 @@ class SlotState(StateCache[Writes]):
         store: ObjectStore,
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
-        done: CatchUp,
+        caught_up: CatchUp,
     ) -> None:
-        self._restore(store, handle, key_group_range, done)
-        self._replay(store, handle, key_group_range, done)
+        self._restore(store, handle, key_group_range, caught_up)
+        self._replay(store, handle, key_group_range, caught_up)
 
-    def _insert(self, data: memoryview, part: KeyGroupRange, key_groups: Sequence[int]) -> None:
+    def _insert(
+        self, data: memoryview, key_group_range: KeyGroupRange, key_groups: Sequence[int]
+    ) -> None:
         for span in contiguous(key_groups):
             schema = self.table.layout.table_schema
             for block, table in tables_in_schema(self.codec, data, span, schema):
@@ -129,22 +131,22 @@ class SlotState(StateCache[Writes]):
         store: ObjectStore,
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
-        done: CatchUp,
+        caught_up: CatchUp,
     ) -> None:
         logs = list(logs_ahead(handle, key_group_range, self.version))
-        changes = read_logs(store, [(log, part) for log, part, _ in logs])
+        changes = read_logs(store, [(log, replayed_groups) for log, replayed_groups, _ in logs])
         for (log, _, old), batches in zip(logs, changes, strict=True):
             reader = self.codec.reader()
             for batch in batches:
-                done.replayed += 1
+                caught_up.replayed += 1
                 self._take(reader, batch, old)
                 if self.table.is_full:
                     self._staged = []  # a task that comes back for one of them replays the log
-                    done.compacted += self.table.bound()
+                    caught_up.compacted += self.table.bound()
             self.reached(old, log.checkpoint_id)
 
     def _take(self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int]) -> None:
         """Apply the changes of one set to the key groups in *old*."""
-        for state_id, part in reader.in_present_schema(changes_of(reader, batch, old)).items():
-            if part:
-                self.table.apply(state_id, part)
+        for state_id, changes in reader.in_present_schema(changes_of(reader, batch, old)).items():
+            if changes:
+                self.table.apply(state_id, changes)

@@ -263,16 +263,16 @@ class SlotTable:
             column.remove(slots)
         self._counts[list(key_groups)] = 0
 
-    def insert(self, part: KeyGroupRange, table: pa.Table) -> None:
+    def insert(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
         """Take the rows of a snapshot."""
         if self.limit_bytes is not None and self.nbytes + _COPIES * table.nbytes > self.limit_bytes:
             try:
                 # Too much for slots: the rows stay columns, and keys get slots when they are used.
-                self.cold.place(part, table)
+                self.cold.place(key_groups, table)
                 return
             except CapacityError:  # more than one array can hold: each key group alone, or in slots
-                if len(part) > 1:
-                    for key_group in part:
+                if len(key_groups) > 1:
+                    for key_group in key_groups:
                         rows = rows_of_group(table, key_group)
                         self.insert(KeyGroupRange(key_group, key_group), rows)
                     return
@@ -392,26 +392,28 @@ class SlotTable:
             slots = np.flatnonzero(blocks_of_slots == block)
             slots = slots[group_order(key_groups[slots])]
             present = np.unique(key_groups[slots]).tolist()
-            for part in contiguous(kg for kg in present if kg not in self._too_large):
-                cold += self._to_cold(part, slots)
+            for block_groups in contiguous(kg for kg in present if kg not in self._too_large):
+                cold += self._to_cold(block_groups, slots)
         # Then drop their slots, and number the others from 0 on.
         are_moved = np.isin(key_groups, cold)
         self._remove_slots(cold)
         self._keep(np.flatnonzero(~are_moved))
         return len(moved)
 
-    def _to_cold(self, part: KeyGroupRange, slots: RowNumbers) -> list[int]:
+    def _to_cold(self, block_groups: KeyGroupRange, slots: RowNumbers) -> list[int]:
         """Copy some of the key groups of slots to cold runs; return those that fit into one array."""
-        slots_of_part = slots[are_in(self.index.key_groups(slots), part)]
+        slots_of_part = slots[are_in(self.index.key_groups(slots), block_groups)]
         try:
-            self.cold.place(part, whole_rows(self, slots_of_part, part, self.now_ms))
+            self.cold.place(
+                block_groups, whole_rows(self, slots_of_part, block_groups, self.now_ms)
+            )
         except CapacityError:
-            if len(part) == 1:
-                self._too_large.update(part)
+            if len(block_groups) == 1:
+                self._too_large.update(block_groups)
                 return []
-            singles = [KeyGroupRange(key_group, key_group) for key_group in part]
+            singles = [KeyGroupRange(key_group, key_group) for key_group in block_groups]
             return [cold for single in singles for cold in self._to_cold(single, slots)]
-        return list(part)
+        return list(block_groups)
 
     def _reserve_counts(self, key_group: int) -> None:
         if key_group >= len(self._counts):
@@ -429,17 +431,19 @@ def snapshot_of(table: SlotTable, key_group_range: KeyGroupRange, now_ms: int) -
     grouped = key_groups[order]
 
     def tables() -> Iterator[pa.Table]:
-        for part in blocks(key_group_range):
-            start, stop = np.searchsorted(grouped, [part.start, part.end + 1]).tolist()
-            yield whole_rows(table, order[start:stop], part, now_ms)
+        for block in blocks(key_group_range):
+            start, stop = np.searchsorted(grouped, [block.start, block.end + 1]).tolist()
+            yield whole_rows(table, order[start:stop], block, now_ms)
 
     return parquet_of(tables())
 
 
-def whole_rows(table: SlotTable, slots: RowNumbers, part: KeyGroupRange, now_ms: int) -> pa.Table:
+def whole_rows(
+    table: SlotTable, slots: RowNumbers, key_groups: KeyGroupRange, now_ms: int
+) -> pa.Table:
     """Return the rows of some key groups: the rows of slots, ascending, and the cold ones."""
     hot = slot_rows(table, slots, now_ms)
-    cold = [without_expired(table.layout, rows, now_ms) for rows in table.cold.table(part)]
+    cold = [without_expired(table.layout, rows, now_ms) for rows in table.cold.table(key_groups)]
     if not any(rows.num_rows for rows in cold):
         return hot
     return by_key_group(pa.concat_tables([hot, *cold]))

@@ -160,10 +160,10 @@ def unfreeze(
         return
     counts = report.counts
     others = f", {counts.unchanged:,} not frozen" if counts.unchanged else ""
-    done = "unfrozen" if apply else "would be unfrozen"
+    outcome = "unfrozen" if apply else "would be unfrozen"
     if report.checkpoint_id is not None:
-        done += f" in checkpoint {report.checkpoint_id}"
-    say(f"{plural(counts.changed, 'key')} {done}{others}")
+        outcome += f" in checkpoint {report.checkpoint_id}"
+    say(f"{plural(counts.changed, 'key')} {outcome}{others}")
     if not apply and counts.changed:
         say_dry_run(stop_query=True)
 
@@ -239,8 +239,8 @@ def _print_forgotten(report: ForgetReport, location: str, now: bool) -> None:
         say(f"{plural(len(report.deleted), 'object')} {would}deleted")
     for release in report.outside:
         for path in release.tags:
-            done = "may be" if report.dry_run else "was"
-            say(f"{path} in {release.parent}, the parent of this fork, {done} deleted")
+            outcome = "may be" if report.dry_run else "was"
+            say(f"{path} in {release.parent}, the parent of this fork, {outcome} deleted")
         if release.problem:
             say(f"kept: {release.problem}")
     if not report.traces:

@@ -120,12 +120,12 @@ def _print_points(points: list[RewindPoint], as_json: bool) -> None:
 
 
 def _print(report: RewindReport) -> None:
-    done = report.continues_from is not None
+    is_applied = report.continues_from is not None
     if not report.files and not report.changes_state:
         say(f"The query is at batch {report.batch_id} already; there is nothing to do.")
         return
     if report.changes_state:
-        given_up = "were given up" if done else "would be given up"
+        given_up = "were given up" if is_applied else "would be given up"
         say(
             f"State: checkpoint {report.checkpoint_id} (after batch {report.batch_id}); later checkpoints, "
             f"up to {report.newest_id}, {given_up}."
@@ -138,5 +138,5 @@ def _print(report: RewindReport) -> None:
     )
     for path in report.missing_files:
         say((f"missing, its rows cannot be read again: {path}", "yellow"))
-    if not done:
+    if not is_applied:
         say_dry_run(stop_query=True)

@@ -108,9 +108,9 @@ def _remove(location: str, name: str, kind: str, *, apply: bool, as_json: bool) 
     if as_json:
         print_json({**_json(removed), "dry_run": not apply})
         return
-    done = "is removed" if apply else "would be removed"
+    outcome = "is removed" if apply else "would be removed"
     say(
-        f"{removed.kind.value} {name} of {redacted(location)} {done}; the next clean-up deletes checkpoint "
+        f"{removed.kind.value} {name} of {redacted(location)} {outcome}; the next clean-up deletes checkpoint "
         f"{removed.checkpoint_id} unless it is retained."
     )
     if not apply:
@@ -129,20 +129,20 @@ def _json(tag: Tag) -> dict[str, object]:
 
 def _print_tags(store: ObjectStore, location: str, as_json: bool) -> None:
     rows = []
-    for each in list_tags(store):
+    for tag in list_tags(store):
         content = TagContent(created_at_ms=0)
         problem = ""
         try:
-            content = read_tag(store, each)
+            content = read_tag(store, tag)
         except StatelogError as error:
             problem = str(error)
         created = None if problem else content.created_at_ms
         facts = content.facts
         if as_json:
             more = {"created_at_ms": created, "facts": facts, "problem": problem}
-            print_json({**_json(each), **more})
+            print_json({**_json(tag), **more})
         note = problem or str(facts.get("comment") or facts.get("location") or "")
-        rows.append((each.kind.value, each.name, str(each.checkpoint_id), utc(created), note))
+        rows.append((tag.kind.value, tag.name, str(tag.checkpoint_id), utc(created), note))
     if as_json:
         return
     if rows:

@@ -171,7 +171,7 @@ def _repair(store: ObjectStore, min_age: dt.timedelta, *, apply: bool, as_json: 
             report = apply_repair(store, plan)
         failed = report.failed
         reason = report.reason
-    size_bytes = sum(each.size_bytes for each in plan.repairs)
+    size_bytes = sum(repair.size_bytes for repair in plan.repairs)
     summary = {
         "repairs": len(plan.repairs),
         "size_bytes": size_bytes,
@@ -200,29 +200,29 @@ def _repair(store: ObjectStore, min_age: dt.timedelta, *, apply: bool, as_json: 
     return bool(failed or plan.problems)
 
 
-def _change(failed: Collection[str], each: Repair) -> Change:
-    because = REASONS[each.kind]
-    facts = {**dataclasses.asdict(each), "because": because}
-    action = "failed" if each.path in failed else "delete"
-    return Change(action, f"{each.kind} {each.path}: {because}", facts)
+def _change(failed: Collection[str], repair: Repair) -> Change:
+    because = REASONS[repair.kind]
+    facts = {**dataclasses.asdict(repair), "because": because}
+    action = "failed" if repair.path in failed else "delete"
+    return Change(action, f"{repair.kind} {repair.path}: {because}", facts)
 
 
 def _give_up(store: ObjectStore, checkpoint_id: int, *, apply: bool, as_json: bool) -> None:
     with progress("verifying"):
         if apply:
-            done = give_up_after(store, checkpoint_id, lambda: int(time.time() * 1000))
+            report = give_up_after(store, checkpoint_id, lambda: int(time.time() * 1000))
         else:
-            done = plan_give_up(store, checkpoint_id)
+            report = plan_give_up(store, checkpoint_id)
     summary = {
-        "kept": done.checkpoint_id,
-        "lost": len(done.lost),
-        "committed_id": done.committed_id,
+        "kept": report.checkpoint_id,
+        "lost": len(report.lost),
+        "committed_id": report.committed_id,
     }
-    print_changes(map(_given_up, done.lost), summary, apply=apply, as_json=as_json)
+    print_changes(map(_given_up, report.lost), summary, apply=apply, as_json=as_json)
     if as_json:
         return
-    if done.committed_id is not None:
-        newest = f"checkpoint {done.committed_id} is the newest now"
+    if report.committed_id is not None:
+        newest = f"checkpoint {report.committed_id} is the newest now"
         say(f"{newest}, with the state of checkpoint {checkpoint_id}")
         return
     say(
