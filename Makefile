@@ -122,8 +122,9 @@ types: $(READY) ## mypy --strict on src
 layers: $(READY) ## import-linter: imports go down, never up
 	$(BIN)/lint-imports
 
-format: $(READY) ## let ruff put the sources into shape
+format: $(READY) ## put the sources into shape: ruff, and the wraps of docstrings
 	$(BIN)/ruff check --fix .
+	$(PY) tools/docstrings.py src
 	$(BIN)/ruff format .
 
 docs: $(DOCS_READY) ## the site from docs/, into build/site; broken links fail
