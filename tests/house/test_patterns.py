@@ -17,8 +17,26 @@ from tests.house.sources import ROOT, modules, pages, text_of, tree_of
 
 COUNTS = Path(__file__).with_name("patterns.json")
 
-NAMES = ("one", "found", "own", "known", "wanted", "shown", "made")
-"""Participles and pronouns as names: they do not say what the thing is."""
+NAMES = (
+    "one",
+    "found",
+    "own",
+    "known",
+    "wanted",
+    "shown",
+    "made",
+    "each",
+    "at",
+    "given",
+    "kept",
+    "left",
+    "held",
+    "part",
+    "done",
+    "some",
+    "mine",
+)
+"""Participles, pronouns and prepositions as names: they do not say what the thing is."""
 
 PHRASES = (
     "any more",
@@ -47,10 +65,12 @@ ANY = re.compile(r"\bAny\b")
 
 
 def assigned_names(tree: ast.Module) -> Iterator[str]:
-    """Every name that is assigned or is a parameter."""
+    """Every name that is assigned or is a parameter; `_kept` and `self._kept` are `kept`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
+            yield node.id.lstrip("_")
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr.lstrip("_")
         elif isinstance(node, ast.arg):
             yield node.arg
 
