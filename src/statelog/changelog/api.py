@@ -132,7 +132,11 @@ PersistFuture = Future[SnapshotResult[ChangelogStateHandle]]
 
 @runtime_checkable
 class StateChangelogWriter(Protocol):
-    """Writes the log of one task's keyed state.  Thread: any."""
+    """
+    Writes the log of one task's keyed state.
+
+    Thread: any.
+    """
 
     def append(self, key_group: int, value: bytes) -> None:
         """Append one change."""

@@ -39,7 +39,11 @@ from statelog.store.verified import Source
 
 
 class LocalDisk(Source, Protocol):
-    """Files by absolute path.  Thread: any.  Blocks: for the disk, which may hang."""
+    """
+    Files by absolute path.
+
+    Blocks: For the disk, which may hang.   Thread: any.
+    """
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the file ends."""
@@ -228,7 +232,11 @@ class LocalChangelogRegistry(ClosesAtExit):
             self._copies.setdefault(path, _Copy()).in_log = True
 
     def release(self, path: str) -> None:
-        """Record that no log has sets of the file.   Thread: any."""
+        """
+        Record that no log has sets of the file.
+
+        Thread: any.
+        """
         with self._runtime.lock:
             if path in self._copies:
                 self._copies[path].in_log = False
@@ -236,7 +244,11 @@ class LocalChangelogRegistry(ClosesAtExit):
         self._delete(unneeded)
 
     def drop(self, path: str) -> None:
-        """Delete a copy whose remote file was deleted, in use or not.   Thread: any."""
+        """
+        Delete a copy whose remote file was deleted, in use or not.
+
+        Thread: any.
+        """
         with self._runtime.lock:
             dropped = [path] if self._copies.pop(path, None) is not None else []
             self._deleting += len(dropped)

@@ -151,7 +151,7 @@ class CheckpointCoordinator:
 
     def claim(self, entries: Entries | None = None) -> int:
         """
-        Take over the location; every earlier owner then fails with `FencedError`.
+        Claim the location; every earlier owner then fails with `FencedError`.
 
         Call `restore` afterwards, because the earlier owner may have committed meanwhile.
 

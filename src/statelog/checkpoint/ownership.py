@@ -76,7 +76,7 @@ def claim_location(
     verify: Callable[[], None] = lambda: None,
 ) -> tuple[ClaimRecord, tuple[Pin, ...]]:
     """
-    Take over the location.
+    Claim the location.
 
     Returns:
         The claim, and the pins of the location, read after it.

@@ -38,13 +38,17 @@ from statelog.store.object_store import as_store
 from statelog.store.verified import create
 
 MAX_ATTEMPTS: Final = 10
+"""Names that are tried for one object, as in Flink."""
 
 PutObject = Callable[[Callable[[], str], Sequence[Buffer]], str]
 """Puts an object under a new name of its first argument, and returns the name."""
 
 MAX_FILE_STATE_THRESHOLD: Final = MIB
+"""The highest threshold, in bytes, up to which state may be stored in its handle."""
 DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
+"""State up to this size is stored in its handle, if the caller names no threshold."""
 DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
+"""Size of the pieces in which small writes are collected, if the caller names none."""
 
 
 class FsCheckpointStateOutputStream(io.RawIOBase):

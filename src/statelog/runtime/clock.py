@@ -12,7 +12,11 @@ _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Clock(Protocol):
-    """A monotonic clock.  Thread: any."""
+    """
+    A monotonic clock.
+
+    Thread: any.
+    """
 
     def now_ns(self) -> int:
         """Return nanoseconds since an arbitrary fixed point; never decreases."""
@@ -73,7 +77,11 @@ class Stopwatch:
 
 
 class IdSource(Protocol):
-    """Makes unique names and random fractions.  Thread: any."""
+    """
+    Makes unique names and random fractions.
+
+    Thread: any.
+    """
 
     def new_id(self) -> str:
         """Return a name that no other process ever returns; usable as a file name."""

@@ -50,12 +50,20 @@ _repeated = 0
 
 
 def repeated_requests() -> int:
-    """Return how many requests to stores this process has sent again.  Thread: any."""
+    """
+    Return how many requests to stores this process has sent again.
+
+    Thread: any.
+    """
     return _repeated
 
 
 def count_repeated() -> None:
-    """Count one more request that is sent again.  Thread: any."""
+    """
+    Count one more request that is sent again.
+
+    Thread: any.
+    """
     global _repeated
     with _lock:
         _repeated += 1

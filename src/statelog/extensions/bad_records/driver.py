@@ -127,7 +127,7 @@ class FailureLog:
         self._batches = self._keys = 0
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Take a micro-batch that was committed."""
+        """Warn of calls that failed in a committed micro-batch."""
         failed = sum(failures_of(ack).keys for ack in acks)
         if not failed:
             return

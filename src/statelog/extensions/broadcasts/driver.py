@@ -204,7 +204,7 @@ class DeclaredBroadcasts:
         return {"broadcast": self._broadcast}
 
     def _broadcast(self, name: str) -> Unusable:
-        """Note a broadcast table; what is returned cannot be read, because keys do not exist."""
+        """Declare a broadcast table; the result cannot be read, because `init` has no rows."""
         self._names.append(name)
         return Unusable(
             f"broadcast table {name!r}: read it while rows or timers are handled, not in init()"

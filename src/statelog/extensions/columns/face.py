@@ -261,7 +261,7 @@ class ColumnarDriverHandle(DriverHandle):
     def getColumnState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> object:
-        """Note a variable; what is returned cannot be used, because keys do not exist."""
+        """Declare a variable; the result cannot be used, because `init` has no keys."""
         return super()._variable(
             WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
         )

@@ -132,7 +132,7 @@ class ColumnarOutput:
         return self._rows
 
     def extend(self, produced: Iterable[object]) -> None:
-        """Take the tables of one call; one that does not fit raises `UnfitOutputError`."""
+        """Collect the tables of one call; one that does not fit raises `UnfitOutputError`."""
         for table in produced:
             try:
                 columns = columns_of(table, self._schema, -1, "the output")

@@ -53,7 +53,7 @@ class _Tables(CollectedOutput):
     """Collects tables of any columns."""
 
     def extend(self, produced: Iterable[object]) -> None:
-        """Take the tables of one call."""
+        """Collect the tables of one call."""
         super().extend(table_of(table, "the output") for table in produced)
 
 

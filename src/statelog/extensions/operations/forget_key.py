@@ -301,7 +301,7 @@ class _Forgetting:
     def _snapshots(
         self, paths_with_key: set[str], checkpoint_id: int
     ) -> Iterator[MaterializedHandle]:
-        """Write snapshots of all key groups for which the base needs an object in *held*."""
+        """Write snapshots of all key groups for which the base needs an object in *paths_with_key*."""
         needed = {
             key_group
             for key_range in ranges_needing(self._base, paths_with_key)

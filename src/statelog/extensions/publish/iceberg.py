@@ -117,7 +117,7 @@ class IcebergTable:
             raise CommitConflictError(f"another process created the table {self.name}") from error
 
     def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
-        """Give the table the tags of the location, and remove snapshots that are not retained."""
+        """Copy the location's tags to the table, and remove snapshots that are not retained."""
         from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
 

@@ -96,7 +96,7 @@ class HeldState(StateReader):
 
     def apply(self, changes: Changes, newest: CompletedCheckpoint, store: ObjectStore) -> CatchUp:
         """
-        Come to a newer checkpoint.
+        Bring the state forward to a newer checkpoint.
 
         Raises:
             CorruptionError: An object is damaged; the state can no longer be used.

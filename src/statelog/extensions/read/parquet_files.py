@@ -132,7 +132,7 @@ def _write(
 
 
 def _publish(staged: Path, path: Path, metadata: Mapping[str, str], *, overwrite: bool) -> None:
-    """Give a complete file its name; without *overwrite* only if no other file has it."""
+    """Rename a complete file; without *overwrite* only to a name that is free."""
     with staged.open("rb") as file:
         os.fsync(file.fileno())
     if overwrite:

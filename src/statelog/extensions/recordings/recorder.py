@@ -262,13 +262,13 @@ class TaskRecorder:
             self.calls.append((number, method, timer_ms, output.pending - start))
 
     def called(self, number: int, method: str, timer_ms: int = -1) -> None:
-        """Note a call that yields nothing."""
+        """Record a call that yields nothing."""
         self.calls.append((number, method, timer_ms, 0))
 
     def settle(
         self, group_of: Callable[[int], KeyGroupState], overlays: Mapping[int, Overlay]
     ) -> None:
-        """Note the state after the calls so far."""
+        """Record the state after the calls so far."""
         for number in self._open:
             recorded = self.keys[number]
             if recorded.lost:

@@ -85,7 +85,7 @@ class DeclaredSideOutputs:
         return {"sideOutput": self._side_output}
 
     def _side_output(self, name: str, schema: SchemaLike) -> DeclaredOutput:
-        """Note a side output; what is returned rejects rows, because a key does not exist."""
+        """Declare a side output; the result rejects rows, because `init` has no key."""
         struct = self._struct(schema, f"side output {name!r}")
         self._schemas[name] = side_schema(name, struct, self._schemas)
         return DeclaredOutput(name)

@@ -187,7 +187,7 @@ class DatabaseSink:
 
     @contextlib.contextmanager
     def _transaction(self, failure: str) -> Iterator[Connection]:
-        """Give the connection; roll back what was not committed, and drop it after an error."""
+        """Lend the connection; roll back what was not committed, and drop it after an error."""
         try:
             if self._connection is None:
                 self._connection = self._open()

@@ -135,7 +135,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         return read_limit(self._limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note the newest checkpoint, at which the query ends."""
+        """Fix the newest checkpoint as the end of the query."""
         self._last = find_checkpoint(self._store())
 
     def latestOffset(self, start: _Offset | None = None, limit: object = None) -> _Offset:

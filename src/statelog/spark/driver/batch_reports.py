@@ -89,7 +89,7 @@ class BatchReports:
         self._last_warning = ""
         self._repeated = RepeatedSince()
         self.current: BatchProgress | None = None
-        """The figures of the micro-batch that runs; None before it ends, or if it was skipped."""
+        """The figures of the newest micro-batch; None while it runs, or if it had no effect."""
 
     def begin(self) -> None:
         """Forget the figures of the micro-batch before."""

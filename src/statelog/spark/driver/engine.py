@@ -189,7 +189,7 @@ class MicroBatchEngine:
 
     def _decide(self, frame: DataFrame, batch_id: int) -> tuple[BatchTimes, str] | None:
         """
-        Take over the location in the first micro-batch of a run; deliver what was committed before.
+        Claim the location in the first micro-batch of a run; deliver what was committed before.
 
         Returns:
             The times of the micro-batch, and Spark's id of the query; None if nothing is to run.
@@ -351,7 +351,7 @@ class MicroBatchEngine:
         completed: CompletedCheckpoint,
         record: BatchRecord,
     ) -> None:
-        """Note what was committed, for the next micro-batch."""
+        """Make what was committed the base of the next micro-batch."""
         for operator, acks in zip(self._operators, answers, strict=True):
             operator.unnamed_output.committed(batch.batch_id, acks)
             if not batch.times.is_idle:  # a no-data batch does not predict the cost of rows

@@ -136,7 +136,7 @@ class DriverExtension(Protocol):
         return ()
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Note the commit of the micro-batch whose `attachments` were asked for last."""
+        """Handle the commit of the micro-batch of the last call of `attachments`."""
 
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
         """Deliver what the tasks of a committed micro-batch answered."""
@@ -221,7 +221,7 @@ class DriverExtensions:
         return tuple(attached)
 
     def committed(self, answers: Sequence[Sequence[TaskAck]]) -> None:
-        """Note the commit of the micro-batch."""
+        """Tell all extensions that the micro-batch is committed."""
         acks = [*chain(*answers)]
         for extension in self._extensions:
             extension.committed(self._start.batch_id, acks)

@@ -57,7 +57,7 @@ class UnnamedOutput:
         self._is_decided = False
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Take a micro-batch that was committed."""
+        """Warn of output columns that no row of a committed micro-batch names."""
         if self._is_decided:
             return
         # Tasks without output rows say nothing about the columns.

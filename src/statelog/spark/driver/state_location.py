@@ -278,7 +278,6 @@ class StateLocation:
             )
 
 
-_log = logging.getLogger("statelog.spark")
 _LAST_CLEAN_UP_S: Final = 10.0
 
 

@@ -52,7 +52,7 @@ class NoDataTriggers(Protocol):
         """Return the figures of the newest micro-batch; none while it runs."""
 
     def stopped(self) -> None:
-        """Take note that the query has ended."""
+        """Record that the query has ended."""
 
 
 class _PythonObject:

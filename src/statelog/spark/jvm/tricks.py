@@ -35,7 +35,7 @@ class Trick(Enum):
     PYTHON_JOBS = "pythonJobs"
     """Make a Python job of the parts of an earlier one; else `mapInArrow` makes each."""
     OWN_WORKERS = "ownWorkers"
-    """Give each task Python workers of its own; else the tasks of a job share workers."""
+    """Separate the Python workers of tasks, which the tasks of a job share otherwise."""
     ARROW_FRAMES = "arrowFrames"
     """Send small results to the JVM with few calls; else by `createDataFrame`."""
     ARROW_BATCHES = "arrowBatches"

@@ -93,7 +93,7 @@ class DriverHandle(StateVariables):
         return {name: noted.declared() for name, noted in self._declarations.items()}
 
     def _variable(self, variable: WantedVariable) -> object:
-        """Note a state variable; what is returned cannot be used, because a key does not exist."""
+        """Declare a state variable; the result cannot be used, because `init` has no key."""
         name = variable.name
         ttl_ms = variable.ttl_ms
         if not name:
@@ -137,7 +137,7 @@ class DriverHandle(StateVariables):
         )
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Note a deletion; where `init` asks for the variable too, the tasks empty it."""
+        """Declare a deletion; the tasks empty a variable that `init` declares again."""
         check_not_reserved(stateName)
         self.deleted.add(stateName)
         # What was asked for before is refused on use; asked for again, it may be another kind.

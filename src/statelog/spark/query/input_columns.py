@@ -210,7 +210,7 @@ class _Proof:
         return isinstance(options.pop("key", None), ast.Lambda) and options.keys() <= {"reverse"}
 
     def _bind(self, node: ast.AST) -> None:
-        """Note the names that *node* binds to rows."""
+        """Collect the names that *node* binds to rows."""
         if isinstance(node, ast.For | ast.comprehension) and self._kind(node.iter) == _ROWS:
             self._set(node.target, _ROW)
         elif isinstance(node, ast.Assign) and (kind := self._kind(node.value)) != _OTHER:

@@ -150,7 +150,7 @@ class FrameInput(KeyedRows):
         return again
 
     def _convert_times(self, columns: list[pa.Array]) -> None:
-        """Give the processor the timestamps in keys as frames hold them."""
+        """Convert the timestamps in keys to those that frames hold."""
         if any(pa.types.is_timestamp(column.type) for column in columns):
             timezone = self._settings.timezone
             values = [

@@ -81,7 +81,7 @@ class FrameOutput:
 
     def extend(self, produced: Iterable[object]) -> None:
         """
-        Take the frames that one call of the processor yields; anything else raises `UnfitOutputError`.
+        Collect the frames that one call yields; anything else raises `UnfitOutputError`.
 
         They are copied: a processor may yield one frame several times, with changes in between.
         """

@@ -152,7 +152,7 @@ class RowOutput:
         return [[value.get(name) for value in values] for name in self._names]
 
     def _note_names(self, names: set[str]) -> None:
-        """Note the names of rows, some of which leave columns out."""
+        """Collect the names of rows, of which some leave columns out."""
         self._unnamed -= names
         others = sorted(names.difference(self._names, self._other_names))
         self._other_names.update(others[: MOST_NAMES - len(self._other_names)])

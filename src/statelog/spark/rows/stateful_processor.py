@@ -204,7 +204,7 @@ class StatefulProcessor(ABC):
 
     @abstractmethod
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Get the state variables from *handle*; called once in each task, before all else."""
+        """Ask *handle* for the state variables; called once in each task, before all else."""
 
     @abstractmethod
     def handleInputRows(
@@ -224,4 +224,4 @@ class StatefulProcessor(ABC):
     def handleInitialState(  # noqa: B027
         self, key: Any, initialState: Any, timerValues: TimerValues
     ) -> None:
-        """Take the initial state of one key; called in the first micro-batch only."""
+        """Write the initial state of one key; called in the first micro-batch only."""

@@ -25,7 +25,7 @@ from statelog.state.objects import BoundState, Cursor, Timers
 
 
 class TaskHandle(StateVariables):
-    """Give a task its state variables by name, and the timers of the key."""
+    """The state variables of a task by name, and the timers of the key that is processed."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ class OutputParts:
         return self.rows.pending >= self._limit
 
     def extend_within(self, produced: Iterable[RowLike]) -> None:
-        """Take what one call of the processor yields, in pieces."""
+        """Collect what one call of the processor yields, in pieces."""
         # A generator of the processor may yield more rows than memory holds.
         iterator = iter(produced)
         before = -1

@@ -152,7 +152,7 @@ def mean(column: ColumnOrName) -> Aggregate:
 @_written
 def variance(column: ColumnOrName) -> Aggregate:
     """
-    Take the sample variance of the values.
+    Return the aggregate that is the sample variance of the values.
 
     Example:
         aggregate(events.groupBy("customer"), F.variance("amount").alias("variance"))

@@ -157,7 +157,7 @@ class CellColumn:
             self.first_ms[slots] = NEVER_MS
 
     def renumber(self, slots: RowNumbers, capacity: int) -> None:
-        """Give *slots* the numbers 0, 1, ...; nothing may be pending."""
+        """Renumber *slots* to 0, 1, ...; nothing may be pending."""
         rows = np.full(capacity, ABSENT, np.int64)
         rows[: len(slots)] = self._rows[slots]
         self._rows, self._pending = rows, np.full(capacity, _UNCHANGED, np.int64)

@@ -81,7 +81,7 @@ class SlotState(StateCache[Writes]):
         return self._versions.get(key_group, ABSENT)
 
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Note the checkpoint of key groups."""
+        """Record that key groups have the state of a checkpoint."""
         self._versions.update(dict.fromkeys(key_groups, checkpoint_id))
 
     def forget(self, key_groups: Sequence[int]) -> None:

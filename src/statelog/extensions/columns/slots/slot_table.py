@@ -105,7 +105,7 @@ class SlotTable:
         return has_cell
 
     def _warm(self, rows: Iterable[tuple[pa.Table, Hashes]]) -> bool:
-        """Take rows of cold runs into slots; return whether there were any."""
+        """Move rows of cold runs into slots; return whether there were any."""
         tables = list(rows)
         if tables:
             hashes = np.concatenate([hashes for _, hashes in tables])
@@ -264,7 +264,7 @@ class SlotTable:
         self._counts[list(key_groups)] = 0
 
     def insert(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
-        """Take the rows of a snapshot."""
+        """Insert the rows of a snapshot, into slots or, where they are too many, as a cold run."""
         if self.limit_bytes is not None and self.nbytes + _COPIES * table.nbytes > self.limit_bytes:
             try:
                 # Too much for slots: the rows stay columns, and keys get slots when they are used.
@@ -281,7 +281,7 @@ class SlotTable:
             self._insert(batch, hash_columns(keys, self.codec.key.schema))
 
     def _insert(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Give rows in the columns of a snapshot slots; their keys have none with cells."""
+        """Insert rows of a snapshot into slots; no slot with cells has one of their keys."""
         keys = self.codec.key.uniform(batch.columns[1 : self.layout.first_state])
         key_groups = batch.column(0).to_numpy()
         slots = self._add(keys, hashes, key_groups)
@@ -294,7 +294,7 @@ class SlotTable:
             self.fold(state_id, slots[present], positions)
 
     def apply(self, state_id: int, changes: Sequence[tuple[int, pa.RecordBatch]]) -> None:
-        """Take changes of the present schema: key group and operations, no key twice."""
+        """Apply changes of the present schema: key group and operations, no key twice."""
         counts = [operations.num_rows for _, operations in changes]
         key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
         for batch in batches_of(pa.Table.from_batches([operations for _, operations in changes])):
