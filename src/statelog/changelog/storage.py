@@ -106,6 +106,12 @@ def check_places(local_recovery: object, cache_directories: object) -> None:
 _CLOSE_TIMEOUT_S = 1.0
 
 
+def _new_runtime(options: ChangelogOptions) -> Runtime:
+    return system_runtime(
+        upload_threads=options.upload_num_threads, discard_threads=options.discard_num_threads
+    )
+
+
 class FsStateChangelogStorage(ClosesAtExit):
     """
     Changelogs of one job in one process, on an object store.
@@ -155,58 +161,64 @@ class FsStateChangelogStorage(ClosesAtExit):
         check_parts(metrics, scheduler, registry)
         self._store = store_of(base_path, self._options)
         self._metrics = metrics if metrics is not None else Metrics()
-        if runtime is None:
-            runtime = system_runtime(
-                upload_threads=self._options.upload_num_threads,
-                discard_threads=self._options.discard_num_threads,
-            )
         self._process = OwningProcess("the changelog storage")
-        self._job_id = (
-            runtime.ids.new_id().replace("-", "") if job_id is None else checked_job_id(job_id)
-        )
-        self._runtime = runtime
+        self._runtime = runtime if runtime is not None else _new_runtime(self._options)
+        ids = self._runtime.ids
+        self._job_id = ids.new_id().replace("-", "") if job_id is None else checked_job_id(job_id)
         self._local_recovery = local_recovery
-        if registry is None:
-            copies = None
-            if local_recovery is not None and local_recovery.backup:
-                copies = LocalChangelogRegistry(runtime=runtime)
-            registry = TaskChangelogRegistry(self._store, copies=copies, runtime=runtime)
-        self._registry = registry
-        if scheduler is None:
-            scheduler = BatchingStateChangeUploadScheduler.from_config(
-                self._options,
-                self._store,
-                job_id=self._job_id,
-                metrics=self._metrics,
-                registry=self._registry,
-                local_recovery=local_recovery,
-                runtime=runtime,
-            )
+        # From the bottom up: who owns the files, what uploads them, and who appends to the logs.
+        self._registry = registry if registry is not None else self._new_registry()
+        to_files = scheduler if scheduler is not None else self._new_scheduler()
         self._inline: InlineStateChangeUploadScheduler | None = None
         if inline_bytes is not None:
-            scheduler = self._inline = InlineStateChangeUploadScheduler(
-                inline_bytes, scheduler, runtime.ids
-            )
-        self._scheduler: StateChangeUploadScheduler = scheduler
+            self._inline = InlineStateChangeUploadScheduler(inline_bytes, to_files, ids)
+        self._scheduler = to_files if self._inline is None else self._inline
         self._objects = ObjectUploads(
-            self._store, retry_policy(self._options), runtime, self._metrics, self._registry
+            self._store,
+            retry_policy(self._options),
+            self._runtime,
+            self._metrics,
+            self._registry,
         )
         self._cache = download_cache(
-            self._store, cache_directories, self._options, runtime, self._metrics
+            self._store, cache_directories, self._options, self._runtime, self._metrics
         )
-        self._writer_context = WriterContext(
-            scheduler=scheduler,
-            registry=self._registry,
-            runtime=runtime,
-            metrics=self._metrics,
-            preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
-            on_interrupt=self._interrupted,
-        )
+        self._writer_context = self._new_writer_context()
         self._writers: dict[int, FsStateChangelogWriter] = {}
         self._next_log_id = 0
         self._closed = False
         self._interrupt: BaseException | None = None
         self._has_ended = False
+
+    def _new_registry(self) -> TaskChangelogRegistry:
+        """Return a registry that also tracks host-local copies, if there are any."""
+        copies = None
+        if self._local_recovery is not None and self._local_recovery.backup:
+            copies = LocalChangelogRegistry(runtime=self._runtime)
+        return TaskChangelogRegistry(self._store, copies=copies, runtime=self._runtime)
+
+    def _new_scheduler(self) -> StateChangeUploadScheduler:
+        """Return the scheduler of the options, whose files the registry tracks."""
+        return BatchingStateChangeUploadScheduler.from_config(
+            self._options,
+            self._store,
+            job_id=self._job_id,
+            metrics=self._metrics,
+            registry=self._registry,
+            local_recovery=self._local_recovery,
+            runtime=self._runtime,
+        )
+
+    def _new_writer_context(self) -> WriterContext:
+        """Return the parts that all writers share."""
+        return WriterContext(
+            scheduler=self._scheduler,
+            registry=self._registry,
+            runtime=self._runtime,
+            metrics=self._metrics,
+            preemptive_threshold_bytes=self._options.preemptive_persist_threshold_bytes,
+            on_interrupt=self._interrupted,
+        )
 
     @classmethod
     def from_options(

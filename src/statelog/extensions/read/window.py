@@ -3,41 +3,46 @@ What the changes of some checkpoints did to the keys of some key groups, compute
 
 An *event* is a key and a checkpoint that changed it.  For every event the state of the key before
 and after it is found at once, without a Python object for any of them: operations and the state at
-the beginning are numbered by key, sorted, and each event refers to a place in that order.  For a
-kind whose deltas replace the cell (see `Kind.replaces`) that is the last operation up to the event;
-for lists and maps it is a span of elements, after the last operation that cleared them.
+the beginning are numbered by key, sorted, and each event refers to a place in that order::
 
-The cells of one variable before and after all events are computed when an object for them is made.
-`LoggedOperations` collects the operations that the log holds, in the columns of the present schema.
+    state at the beginning    a=1   b=5
+    log of checkpoint 1       a=2   b cleared
+    log of checkpoint 2       a=3               c=7
+
+    event   key   checkpoint   before   after
+    0       a     1            a=1      a=2
+    1       a     2            a=2      a=3
+    2       b     1            b=5      none
+    3       c     2            none     c=7
+
+`event_cells` computes the cells of one variable.  `LoggedOperations` collects the operations that
+the log holds, in the columns of the present schema.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from statelog.extensions.read.event_cells import NO_ROW, EventCells, Operations, event_cells
 from statelog.extensions.read.joining import (
     any_valid,
     change_words,
     equal_rows,
-    lengths_of,
     numbered,
     numbered_keys,
     stable_order,
 )
-from statelog.format.arrow_limits import joined_arrays, joined_batches, take_rows
+from statelog.format.arrow_limits import joined_arrays, joined_batches
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.encoding.deltas import StateCodec
-from statelog.state.keys.key_hash import Hashes, hash_columns
-from statelog.state.kinds.kind import OP_ADD_ELEMENT, OP_CLEAR, OP_PUT, RowNumbers, Times
-
-NO_ROW: Final = -1
+from statelog.state.keys.key_hash import Hashes
+from statelog.state.kinds.kind import RowNumbers, Times
 
 EVENTS: Final = 65_536
 """Rows of a batch of events."""
@@ -45,246 +50,6 @@ _FILTER_BITS: Final = 22
 """Bits of a hash by which rows are passed over: 4 MiB of marks."""
 _ELEMENTS: Final = 1_000_000
 """Elements that the events of a batch may refer to, if they are more than one event."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operations:
-    """
-    The operations of one variable in a window, in the order of the log.
-
-    Args:
-        batch: In the columns of `StateCodec`, of the present schema.
-        key_groups: Of each operation.
-        checkpoints: Of each operation, the index of its checkpoint in the window; ascending.
-    """
-
-    batch: pa.RecordBatch
-    key_groups: npt.NDArray[np.int32]
-    checkpoints: npt.NDArray[np.int64]
-
-
-class EventCells(Protocol):
-    """The cells of one variable before and after events."""
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Return how many elements each event refers to."""
-        ...
-
-    def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        """Return the cells of *events*, without what expired by *times*."""
-        ...
-
-
-def event_cells(
-    state: StateCodec,
-    column: pa.Array,
-    base_rows: RowNumbers,
-    operations: tuple[Operations, RowNumbers] | None,
-    key_of: RowNumbers,
-) -> EventCells:
-    """
-    Return the cells of a variable.
-
-    Args:
-        state: The variable.
-        column: Its cells at the beginning.
-        base_rows: By key number, the row in *column*; -1 for none.
-        operations: What was done to it, and the event of each operation; None for nothing.
-        key_of: The key number of each event, ascending; events of one key are in their order.
-    """
-    if operations is None:
-        return _Untouched(state, column, base_rows[key_of])
-    kind = _Replaced if state.kind.replaces else _Gathered
-    return kind(state, column, base_rows, operations, key_of)
-
-
-class _Untouched:
-    """A variable that no checkpoint of the window changed."""
-
-    def __init__(self, state: StateCodec, column: pa.Array, rows: RowNumbers) -> None:
-        self._state = state
-        self._column = column
-        self._rows = rows
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        return _list_sizes(self._column, self._rows)
-
-    def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        return _live(self._state, _taken(self._state, self._column, self._rows[events]), times)
-
-
-class _Replaced:
-    """A variable whose operations replace the whole cell."""
-
-    def __init__(
-        self,
-        state: StateCodec,
-        column: pa.Array,
-        base_rows: RowNumbers,
-        operations: tuple[Operations, RowNumbers],
-        key_of: RowNumbers,
-    ) -> None:
-        self._state = state
-        batch = operations[0].batch
-        events = operations[1]
-        width = len(state.key.schema)
-        cleared = batch.column(width).to_numpy() == OP_CLEAR
-        # All cells in one column: first the cells at the beginning, then what the operations set.
-        cells = state.kind.operation_cells(batch.columns[width + 1 :], state.entry_fields())
-        self._column = joined_arrays([column, cells.cast(column.type)], _what(state))
-        # The row that an event makes the cell of its key, if it changes this variable.
-        # For an index that is assigned twice, numpy keeps the last value: the last operation.
-        source = np.full(len(key_of), NO_ROW, np.int64)
-        source[events] = np.where(cleared, NO_ROW, len(column) + np.arange(len(cleared)))
-        touched = np.zeros(len(key_of), np.bool_)
-        touched[events] = True
-        # After an event: the row of the last event of its key that changed the variable, else the
-        # row at the beginning.  Before an event: the same after the event before it.
-        numbers = np.arange(len(key_of))
-        first = _first_of_key(key_of)
-        last = np.maximum.accumulate(np.where(touched, numbers, NO_ROW))
-        self._after = np.where(last >= first, source[last], base_rows[key_of])
-        self._before = np.where(first == numbers, base_rows[key_of], np.roll(self._after, 1))
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        return _list_sizes(self._column, self._after)
-
-    def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        rows = self._after if after else self._before
-        return _live(self._state, _taken(self._state, self._column, rows[events]), times)
-
-
-class _Gathered:
-    """
-    A variable whose operations add elements to a cell, or remove some: a list or a map.
-
-    The elements of each key stand one after the other: those at the beginning, then those that
-    operations added.  The cell at an event is a span of them, without those that a later element
-    of the span replaced.
-    """
-
-    def __init__(
-        self,
-        state: StateCodec,
-        column: pa.Array,
-        base_rows: RowNumbers,
-        operations: tuple[Operations, RowNumbers],
-        key_of: RowNumbers,
-    ) -> None:
-        self._state = state
-        self._type = column.type
-        batch = operations[0].batch
-        events = operations[1]
-        width = len(state.key.schema)
-        ops = batch.column(width).to_numpy()
-        element = column.type.value_type
-        added = state.kind.operation_elements(batch.columns[width + 1 :], element)
-        # All elements in one column: first the elements at the beginning, then what the operations add.
-        lengths = lengths_of(column)
-        before = column.flatten()
-        elements = joined_arrays([before, added], _what(state))
-        # The key and the event of each element, and their order: by key, then by event.
-        owners = np.full(len(column), NO_ROW, np.int64)
-        owners[base_rows[base_rows >= 0]] = np.flatnonzero(base_rows >= 0)
-        keys = np.concatenate([np.repeat(owners, lengths), key_of[events]])
-        event_of = np.concatenate([np.full(len(before), NO_ROW), events])
-        self._order = stable_order(keys + 1)
-        keys = keys[self._order]
-        event_of = event_of[self._order]
-        kinds = np.concatenate([np.full(len(before), OP_ADD_ELEMENT), ops])[self._order]
-        self._added = (kinds == OP_ADD_ELEMENT) | (kinds == OP_PUT)
-        self._elements = elements
-        # Where the elements of each event begin and end: events and elements are sorted alike.
-        # A span begins after the last operation that cleared the cell.
-        number = np.arange(len(key_of))
-        size = len(key_of) + 1
-        codes = keys * size + (event_of + 1)
-        starts = np.searchsorted(codes, key_of * size)
-        clears = np.maximum.accumulate(
-            np.where(kinds == OP_CLEAR, np.arange(1, len(event_of) + 1), 0)
-        )
-        clears = np.concatenate(([0], clears))
-        limits = key_of * size + (number + 1)
-        ends = (np.searchsorted(codes, limits), np.searchsorted(codes, limits, side="right"))
-        self._spans = [(np.maximum(starts, clears[end]), end) for end in ends]
-        self._next = self._replaced_at(keys)
-        self._expiry: Times | None = None
-        if state.expires:
-            expiry = state.kind.element_expiry(elements).fill_null(0).to_numpy()
-            self._expiry = expiry[self._order]
-
-    def _replaced_at(self, keys: RowNumbers) -> RowNumbers | None:
-        """Return for each place the next one with the same map key."""
-        columns = self._state.kind.element_keys(self._elements)
-        codec = self._state.user_key
-        if columns is None or codec is None:
-            return None
-        numbers, rows = numbered_keys(columns, hash_columns(columns, codec.schema), codec.decode)
-        codes = keys * (len(rows) + 1) + numbers[self._order]
-        order = stable_order(codes + len(rows) + 1)
-        following = np.full(len(keys), len(keys), np.int64)
-        same = np.flatnonzero(codes[order[1:]] == codes[order[:-1]])
-        following[order[same]] = order[same + 1]
-        return following
-
-    def sizes(self) -> npt.NDArray[np.int64]:
-        start, end = self._spans[1]
-        sizes: npt.NDArray[np.int64] = end - start
-        return sizes
-
-    def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        # The places of all elements in the spans of the events, and the event of each.
-        start, end = (bounds[events] for bounds in self._spans[after])
-        lengths = end - start
-        owners = np.repeat(np.arange(len(events)), lengths)
-        offsets = np.cumsum(lengths) - lengths
-        places = np.arange(len(owners)) - np.repeat(offsets - start, lengths)
-        # Without removals, without those that a later element replaced, without expired ones.
-        keep = self._added[places]
-        if self._next is not None:
-            keep &= self._next[places] >= end[owners]
-        if times is not None and self._expiry is not None:
-            keep &= self._expiry[places] > times[owners]
-        places = places[keep]
-        counts = np.bincount(owners[keep], minlength=len(events))
-        bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        return pa.ListArray.from_arrays(
-            pa.array(bounds),
-            take_rows(self._elements, pa.array(self._order[places]), _what(self._state)),
-            type=self._type,
-            mask=pa.array(counts == 0),
-        )
-
-
-def _first_of_key(key_of: RowNumbers) -> RowNumbers:
-    """Return for each event the first event of its key."""
-    starts = np.flatnonzero(np.diff(key_of, prepend=NO_ROW))
-    return np.repeat(starts, np.diff(starts, append=len(key_of)))
-
-
-def _taken(state: StateCodec, column: pa.Array, rows: RowNumbers) -> pa.Array:
-    return take_rows(column, pa.array(rows, mask=rows == NO_ROW), _what(state))
-
-
-def _what(state: StateCodec) -> str:
-    return f"state {state.descriptor.name!r} before and after its changes"
-
-
-def _live(state: StateCodec, column: pa.Array, times: Times | None) -> pa.Array:
-    """Return cells without what has expired at the time of each."""
-    if times is None:
-        return column
-    if pa.types.is_list(column.type):
-        times = np.repeat(times, lengths_of(column))
-    return state.kind.live_column(column, times)
-
-
-def _list_sizes(column: pa.Array, rows: RowNumbers) -> npt.NDArray[np.int64]:
-    """Return the number of elements of the cells at *rows*."""
-    if not pa.types.is_list(column.type):
-        return np.zeros(len(rows), np.int64)
-    sizes = np.concatenate((lengths_of(column), [0]))
-    return sizes[rows]  # the last one is that of no row
 
 
 class LoggedOperations:
@@ -338,6 +103,114 @@ class LoggedOperations:
         return operations
 
 
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """
+    The distinct keys of a window, numbered from 0.
+
+    A row is a row of `before`, or after these an operation of any variable.
+
+    Attributes:
+        touched: Rows of the state at the beginning that operations may touch.
+        before: These rows.
+        columns: The columns of the key, of each row.
+        key_groups: Of each row.
+        numbers: The key number of each row.
+        rows: By key number, a row with the key.
+    """
+
+    touched: RowNumbers
+    before: pa.RecordBatch
+    columns: list[pa.Array]
+    key_groups: npt.NDArray[np.int32]
+    numbers: RowNumbers
+    rows: RowNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """
+    The events of a window, in the order of keys, and for a key in the order of checkpoints.
+
+    Attributes:
+        key_of: The key number of each event.
+        checkpoint_of: Of each event, the index of its checkpoint in the window.
+        of_operation: The event of each operation of all variables.
+        first_operation: The first operation of each event.
+    """
+
+    key_of: RowNumbers
+    checkpoint_of: RowNumbers
+    of_operation: RowNumbers
+    first_operation: RowNumbers
+
+
+def _keys_of(layout: RowLayout, base: pa.RecordBatch, logged: Sequence[Operations]) -> _Keys:
+    """Return the keys of the operations, with the rows of *base* that may have one of them."""
+    width = layout.first_state - 1
+    batches = [operations.batch for operations in logged]
+    asked = np.concatenate([layout.hashes(batch.columns[:width]) for batch in batches])
+    hashes = layout.hashes(base.columns[1 : 1 + width])
+    # Most keys of the state did not change: by their hashes they are passed over at once.
+    touched = _rows_with(hashes, asked)
+    before = base.take(pa.array(touched))
+    columns = [
+        joined_arrays([before.column(1 + number), *(batch.column(number) for batch in batches)])
+        for number in range(width)
+    ]
+    numbers, rows = numbered_keys(
+        columns, np.concatenate([hashes[touched], asked]), layout.codec.key.decode
+    )
+    key_groups = np.concatenate(
+        [before.column(0).to_numpy(), *(operations.key_groups for operations in logged)]
+    )
+    return _Keys(touched, before, columns, key_groups, numbers, rows)
+
+
+def _events_of(keys: _Keys, logged: Sequence[Operations], checkpoints: int) -> _Events:
+    """Return the events: operations of one key in one checkpoint are one event."""
+    checkpoint_of = np.concatenate([operations.checkpoints for operations in logged])
+    # An event as one number, which sorts first by key, then by checkpoint.
+    codes = keys.numbers[keys.before.num_rows :] * checkpoints + checkpoint_of
+    events, of_operation = numbered(codes)
+    # From the last operation to the first: numpy keeps the last value assigned to an index.
+    first_operation = np.empty(len(events), np.int64)
+    first_operation[of_operation[::-1]] = np.arange(len(of_operation))[::-1]
+    return _Events(events // checkpoints, events % checkpoints, of_operation, first_operation)
+
+
+def _replaced_rows(keys: _Keys, events: _Events) -> RowNumbers:
+    """Return the rows of the state at the beginning whose keys have an event."""
+    has_event = np.zeros(len(keys.rows), np.bool_)
+    has_event[events.key_of] = True
+    replaced: RowNumbers = keys.touched[has_event[keys.numbers[: keys.before.num_rows]]]
+    return replaced
+
+
+def _cells_of(
+    layout: RowLayout, operations: Mapping[int, Operations], keys: _Keys, events: _Events
+) -> dict[int, EventCells]:
+    """Return the cells of each variable before and after the events."""
+    base_rows = np.full(len(keys.rows), NO_ROW, np.int64)
+    base_rows[keys.numbers[: keys.before.num_rows]] = np.arange(keys.before.num_rows)
+    variables = {}
+    start = 0
+    for state_id, position in layout.columns.items():
+        changes = None
+        if state_id in operations:
+            stop = start + len(operations[state_id].checkpoints)
+            changes = operations[state_id], events.of_operation[start:stop]
+            start = stop
+        variables[state_id] = event_cells(
+            layout.codec.states[state_id],
+            keys.before.column(position),
+            base_rows,
+            changes,
+            events.key_of,
+        )
+    return variables
+
+
 class Window:
     """
     The events of some key groups in some checkpoints that follow one another.
@@ -359,66 +232,25 @@ class Window:
         self._layout = layout
         self._base = base
         self._times_ms = np.array(times_ms, np.int64)
-        operations = {
-            column: operations[column] for column in layout.columns if column in operations
+        # In the order of the columns, which is the order of the operations in all that follows.
+        self._operations = {
+            state_id: operations[state_id] for state_id in layout.columns if state_id in operations
         }
-        self._operations = operations
-        codec = layout.codec
-        width = layout.first_state - 1
-        parts = list(operations.values())
-        batches = [logged.batch for logged in parts]
-        # The keys: of the rows at the beginning that operations may touch, then of all operations.
-        asked = np.concatenate([layout.hashes(batch.columns[:width]) for batch in batches])
-        hashes = layout.hashes(base.columns[1 : 1 + width])
-        touched = _rows_with(hashes, asked)
-        before = base.take(pa.array(touched))
-        self._keys = [
-            joined_arrays([before.column(1 + number), *(batch.column(number) for batch in batches)])
-            for number in range(width)
-        ]
-        self._key_groups = np.concatenate(
-            [before.column(0).to_numpy(), *(logged.key_groups for logged in parts)]
-        )
-        numbers, self._rows = numbered_keys(
-            self._keys, np.concatenate([hashes[touched], asked]), codec.key.decode
-        )
-        # An event as one number: first by key, then by checkpoint.  Operations of one key in one
-        # checkpoint are one event.
-        steps = len(times_ms)
-        codes = []
-        start = before.num_rows
-        for logged in parts:
-            codes.append(
-                numbers[start : start + len(logged.checkpoints)] * steps + logged.checkpoints
-            )
-            start += len(logged.checkpoints)
-        self._events, inverse = numbered(np.concatenate(codes))
-        # The first operation of each event, as numpy keeps the last value that is assigned to an index.
-        self._logged = np.empty(len(self._events), np.int64)
-        self._logged[inverse[::-1]] = np.arange(len(inverse))[::-1]
-        self._key_of = self._events // steps
-        self._checkpoint_of = self._events % steps
-        # The row at the beginning of each key, and which of these rows an event replaces.
-        has_event = np.zeros(len(self._rows), np.bool_)
-        has_event[self._key_of] = True
-        self._replaced = touched[has_event[numbers[: before.num_rows]]]
-        base_rows = np.full(len(self._rows), NO_ROW, np.int64)
-        base_rows[numbers[: before.num_rows]] = np.arange(before.num_rows)
-        # The cells of each variable before and after the events.
-        self._variables: dict[int, EventCells] = {}
-        first = 0
-        for state_id, position in layout.columns.items():
-            changes = None
-            if state_id in operations:
-                count = len(operations[state_id].checkpoints)
-                changes = operations[state_id], inverse[first : first + count]
-                first += count
-            self._variables[state_id] = event_cells(
-                codec.states[state_id], before.column(position), base_rows, changes, self._key_of
-            )
+        logged = list(self._operations.values())
+        keys = _keys_of(layout, base, logged)
+        events = _events_of(keys, logged, len(times_ms))
+        self._variables = _cells_of(layout, self._operations, keys, events)
+        self._replaced = _replaced_rows(keys, events)
+        # What else is read later; the rows at the beginning that were touched are not.
+        self._keys = keys.columns
+        self._key_groups = keys.key_groups
+        self._rows = keys.rows
+        self._key_of = events.key_of
+        self._checkpoint_of = events.checkpoint_of
+        self._first_operation = events.first_operation
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self._key_of)
 
     def batches(
         self, states: Sequence[int], schema: pa.Schema, ids: Sequence[int]
@@ -432,8 +264,10 @@ class Window:
             ids: The id of each checkpoint of the window.
         """
         names = np.array(ids, np.int64)
-        # Of a checkpoint in the order of its log, in which the cells after the events are stored.
-        order = stable_order(self._checkpoint_of * (1 + self._logged.max()) + self._logged)
+        # By checkpoint, and of a checkpoint in the order of its log, in which the cells are stored.
+        order = stable_order(
+            self._checkpoint_of * (1 + self._first_operation.max()) + self._first_operation
+        )
         for events in self._portions(order):
             times = self._times_ms[self._checkpoint_of[events]]
             before, after = (
