@@ -111,7 +111,7 @@ class MyUploader:
 
 def encoded(change_set: cl.StateChangeSet) -> bytes:
     """Return the bytes of one set, as Flink writes them."""
-    from statelog.format.change_set import encode_change_set
+    from statelog.format.change_set_encoder import encode_change_set
 
     return b"".join(bytes(each) for each in encode_change_set(change_set).buffers)
 

@@ -17,7 +17,8 @@ import msgspec
 
 from statelog.errors import CorruptionError, InvariantError, UsageError
 from statelog.format.buffers import Buffer, checksum, decode_msgpack
-from statelog.format.change_set import INT_SIZE, EncodedChangeSet, decode_change_set, group_index
+from statelog.format.change_set import INT_SIZE, decode_change_set, group_index
+from statelog.format.change_set_encoder import EncodedChangeSet
 from statelog.format.checkpoint_record import (
     CHECKPOINT_TAG,
     encode_record,

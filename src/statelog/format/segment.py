@@ -27,7 +27,8 @@ from typing import Final
 
 from statelog.errors import CorruptionError, UsageError
 from statelog.format.buffers import Buffer, checksum
-from statelog.format.change_set import EncodedChangeSet, decode_change_set, encode_change_set
+from statelog.format.change_set import decode_change_set
+from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.snappy_frames import (
     BLOCK_SIZE,
     MAX_CHUNK_LENGTH,

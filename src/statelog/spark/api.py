@@ -9,7 +9,7 @@ Source: pyspark.sql.GroupedData.transformWithState, which has the same arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Unpack
 
@@ -22,7 +22,7 @@ from statelog.model import KeyGroupRange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.extension_table import CONNECT_CLIENT, loaded
 from statelog.spark.jvm.gateway import is_connect, settings_of
-from statelog.spark.query.declared_state import check_declared, declared_by
+from statelog.spark.query.declared_state import Declared, check_declared, declared_by
 from statelog.spark.query.face import AnyProcessor, face_of, pandas_face_of
 from statelog.spark.query.input_columns import ALL, AUTO, columns_to_read
 from statelog.spark.query.input_plan import (
@@ -219,63 +219,103 @@ def stateful_frame(
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
-    session = session_of(arguments.grouped)
-    client = client_of(session)
-    before, all_settings = _chain(arguments.grouped, settings)
-    observers = arguments.observers.after(before[-1].observers if before else NO_OBSERVERS)
-    # The frame depends on the number of key groups, so the settings are resolved first.
-    resolved = resolve_settings(settings_of(session), all_settings)
-    client.prepare(session, resolved, arguments.observers)
-    _check_chain(before, time_mode, resolved)
-    groups = resolved.max_parallelism
-    key_groups = KeyGroupRange(len(before) * groups, (len(before) + 1) * groups - 1)
-    output = output_schema(session, arguments.output)
+    # 1. Where the operator stands; the frame depends on the settings, by the number of key groups.
+    place = _place(arguments, settings, time_mode)
+    # 2. What it gets and returns: rows with their keys, and the columns of the output.
+    output = output_schema(place.session, arguments.output)
     has_initial = arguments.initial is not None
-    row_format = format_of(session, output, has_initial)
-    source = _input(arguments, client, key_groups, _to_read(arguments, row_format, resolved))
+    row_format = format_of(place.session, output, has_initial)
+    to_read = _to_read(arguments, row_format, place.settings)
+    source = _input(arguments, place.client, place.key_groups, to_read)
     event_time = arguments.keys.event_time(source) if time_mode == "eventtime" else None
-    initial = None if arguments.initial is None else client.grouping(arguments.initial)
-    declared = declared_by(
-        arguments.processor,
-        resolved.operator_id or _operator_id(before),
-        arrow_schema(source.keyed.key_schema),
-        lambda ddl: parse_schema(session, ddl),
-        time_mode=time_mode,
-    )
-    check_declared(declared.extras, [operator.declared for operator in before], resolved)
-    definition = OperatorDefinition(
+    initial = None if arguments.initial is None else place.client.grouping(arguments.initial)
+    # 3. What the processor declares in its `init`, which runs here.
+    declared = _declared(arguments.processor, place, source, time_mode)
+    # 4. The operator.
+    operator = OperatorDefinition(
         frame=source.keyed.frame,
         processor=arguments.processor,
         schema=declared.state,
         time_mode=time_mode,
-        max_parallelism=groups,
+        max_parallelism=place.settings.max_parallelism,
         layout=InputLayout(source.keyed.key_positions, source.keyed.first_input),
         plan=source.facts,
         row_format=row_format,
         output=output,
         arrow_output=arrow_schema(output, "outputStructType: "),
-        initial=initial_state(initial, source.keyed, key_groups),
+        initial=initial_state(initial, source.keyed, place.key_groups),
         event_time=event_time,
         event_time_output=arguments.event_time_output or None,
-        zone=known_zone(session.conf.get(TIME_ZONE) or "UTC"),
-        arguments=all_settings,
+        zone=known_zone(place.session.conf.get(TIME_ZONE) or "UTC"),
+        arguments=place.given_settings,
         of_upstream=source.of_upstream,
         reduction=arguments.keys.reduction,
-        observers=observers,
+        observers=place.observers,
         declared=declared.extras,
-        has_all_columns=resolved.input_columns != AUTO
-        or arguments.keys.reduction is not None
-        or source.has_all_columns,
+        has_all_columns=_has_all_columns(arguments, source, place.settings),
     )
     check_signatures(arguments.processor, time_mode, has_initial=has_initial)
     warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
-    output = _with_event_time(output, definition.event_time_output, source)
-    if not source.is_stream:
-        # Imported here: a stream does not need it.
-        from statelog.spark.driver.batch_frame import batch_frame
+    columns = _with_event_time(output, operator.event_time_output, source)
+    if source.is_stream:
+        return place.client.stream((*place.before, operator), columns)
+    # Imported here: a stream does not need it.
+    from statelog.spark.driver.batch_frame import batch_frame
 
-        return batch_frame(definition, resolved)
-    return client.stream((*before, definition), output)
+    return batch_frame(operator, place.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an operator stands: its session, the operators before it, and the settings there."""
+
+    session: SparkSession
+    client: Client
+    before: tuple[OperatorDefinition, ...]
+    observers: Observers
+    given_settings: Mapping[str, object]
+    settings: QuerySettings
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The key groups of the operator, after those of the operators before it."""
+        count = self.settings.max_parallelism
+        return KeyGroupRange(len(self.before) * count, (len(self.before) + 1) * count - 1)
+
+
+def _place(arguments: OperatorArguments, settings: OperatorSettings, time_mode: str) -> _Place:
+    session = session_of(arguments.grouped)
+    client = client_of(session)
+    before, given_settings = _chain(arguments.grouped, settings)
+    observers = arguments.observers.after(before[-1].observers if before else NO_OBSERVERS)
+    resolved = resolve_settings(settings_of(session), given_settings)
+    client.prepare(session, resolved, arguments.observers)
+    _check_chain(before, time_mode, resolved)
+    return _Place(session, client, before, observers, given_settings, resolved)
+
+
+def _declared(
+    processor: AnyProcessor, place: _Place, source: KeyedInput, time_mode: str
+) -> Declared:
+    """Run `init` of the processor, and return what it declares."""
+    declared = declared_by(
+        processor,
+        place.settings.operator_id or _operator_id(place.before),
+        arrow_schema(source.keyed.key_schema),
+        lambda ddl: parse_schema(place.session, ddl),
+        time_mode=time_mode,
+    )
+    declared_before = [operator.declared for operator in place.before]
+    check_declared(declared.extras, declared_before, place.settings)
+    return declared
+
+
+def _has_all_columns(
+    arguments: OperatorArguments, source: KeyedInput, settings: QuerySettings
+) -> bool:
+    """Return whether the tasks get all columns, and not only those that the processor reads."""
+    is_chosen = settings.input_columns != AUTO
+    return is_chosen or arguments.keys.reduction is not None or source.has_all_columns
 
 
 def _with_event_time(output: StructType, name: str | None, source: KeyedInput) -> StructType:

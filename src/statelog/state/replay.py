@@ -99,19 +99,13 @@ def replay_columns(
     has_state = np.zeros(len(distinct.rows), np.bool_)
     start = base.num_rows
     for state_id, position in layout.columns.items():
-        column = base.column(position)
-        source = base_row.copy()
         rows = changed.get(state_id)
-        if rows is not None:
-            # The column holds the cells of the state, then those that changed.  For an index that is
-            # assigned twice, numpy keeps the last value: the last change.
+        if rows is None:
+            cells.append(_taken(base.column(position), base_row))
+        else:
             numbers = distinct.number_of_row[start : start + rows.length]
             start += rows.length
-            source[numbers] = np.where(
-                rows.cleared, _NO_ROW, base.num_rows + np.arange(rows.length)
-            )
-            column = joined_arrays([column, rows.cells.cast(column.type)])
-        cells.append(column.take(pa.array(source, mask=source == _NO_ROW)))
+            cells.append(_with_changes(base.column(position), base_row, rows, numbers))
         has_state |= cells[-1].is_valid().to_numpy(zero_copy_only=False)
 
     # A key whose every variable was cleared gets no row.
@@ -139,6 +133,30 @@ class _ChangedRows:
         self.keys = rows.columns[:width]
         self.cleared = rows.column(width).to_numpy() == OP_CLEAR
         self.cells = state.kind.operation_cells(rows.columns[width + 1 :], state.entry_fields())
+
+
+def _taken(column: pa.Array, rows: RowNumbers) -> pa.Array:
+    """Return the cells at *rows*; null for none."""
+    return column.take(pa.array(rows, mask=rows == _NO_ROW))
+
+
+def _with_changes(
+    column: pa.Array, base_row: RowNumbers, changed: _ChangedRows, numbers: RowNumbers
+) -> pa.Array:
+    """
+    Return the cell of each distinct key after the changes of one variable.
+
+    Args:
+        column: The cells of the state.
+        base_row: By distinct key, its row in *column*.
+        changed: The changes.
+        numbers: The distinct key of each change.
+    """
+    # In one column the cells of the state, then those that changed.  For an index that is assigned
+    # twice, numpy keeps the last value: the last change.
+    source = base_row.copy()
+    source[numbers] = np.where(changed.cleared, _NO_ROW, len(column) + np.arange(changed.length))
+    return _taken(joined_arrays([column, changed.cells.cast(column.type)]), source)
 
 
 class _Distinct(NamedTuple):

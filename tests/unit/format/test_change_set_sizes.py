@@ -12,7 +12,8 @@ from statelog import changelog as cl
 from statelog.changelog.reader import read_change_batches, read_changes
 from statelog.errors import CorruptionError, InvariantError
 from statelog.format.buffers import checksum
-from statelog.format.change_set import EncodedChangeSet, decode_change_set, encode_change_set
+from statelog.format.change_set import decode_change_set
+from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.checkpoint_metadata import _inline_set
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import (

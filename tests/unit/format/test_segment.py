@@ -14,7 +14,8 @@ from tests.support.values.change_set_reader import iterate_change_set
 
 import statelog as sl
 from statelog import changelog as cl
-from statelog.format.change_set import decode_change_set, encode_change_set, group_index
+from statelog.format.change_set import decode_change_set, group_index
+from statelog.format.change_set_encoder import encode_change_set
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import ChangeBatch
 from statelog.model.state_change import ChangeRows

@@ -103,6 +103,14 @@ def open_uploader(
 _CLOSE_TIMEOUT_S = 1.0
 
 
+def _check_number(value: object, name: str, low: int) -> None:
+    arguments.whole_number(value, name, low=low, error=InvalidOptionsError)
+
+
+def _checked_seconds(value: object, name: str) -> float:
+    return arguments.seconds(value, name, low=0, error=InvalidOptionsError)
+
+
 class _Offer:
     """A task, and whether it was admitted."""
 
@@ -151,18 +159,12 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
     ) -> None:
         arguments.acting(uploader, "uploader", UPLOADER_METHODS, "a StateChangeUploader")
         policy = RetryPolicy.fixed() if policy is None else policy
-        for name, value, low in (
-            ("batch_threshold_bytes", batch_threshold_bytes, 0),
-            ("max_in_flight_bytes", max_in_flight_bytes, 1),
-            ("upload_threads", upload_threads, 1),
-        ):
-            arguments.whole_number(value, name, low=low, error=InvalidOptionsError)
-        delay_s, self._backpressure_timeout_s = (
-            arguments.seconds(value, name, low=0, error=InvalidOptionsError)
-            for name, value in (
-                ("batch_delay_s", batch_delay_s),
-                ("backpressure_timeout_s", backpressure_timeout_s),
-            )
+        _check_number(batch_threshold_bytes, "batch_threshold_bytes", 0)
+        _check_number(max_in_flight_bytes, "max_in_flight_bytes", 1)
+        _check_number(upload_threads, "upload_threads", 1)
+        delay_s = _checked_seconds(batch_delay_s, "batch_delay_s")
+        self._backpressure_timeout_s = _checked_seconds(
+            backpressure_timeout_s, "backpressure_timeout_s"
         )
         arguments.switch(fixed_delay, "fixed_delay", error=InvalidOptionsError)
         arguments.instance(
@@ -192,11 +194,17 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
             lock=runtime.lock,
             callbacks=runtime.callback_pool,
         )
+        self._publish_gauges()
+
+    def _publish_gauges(self) -> None:
+        """Let the metrics read the queue, each under the lock."""
+        batcher = self._batcher
+        clock = self._runtime.clock
         for name, read in (
-            ("upload_queue_size", lambda: self._batcher.queue_size),
-            ("upload_queue_age", lambda: self._batcher.queue_age_ns(runtime.clock.now_ns())),
-            ("in_flight_bytes", lambda: self._batcher.in_flight_bytes),
-            ("backpressured_tasks", lambda: self._batcher.waiting_tasks),
+            ("upload_queue_size", lambda: batcher.queue_size),
+            ("upload_queue_age", lambda: batcher.queue_age_ns(clock.now_ns())),
+            ("in_flight_bytes", lambda: batcher.in_flight_bytes),
+            ("backpressured_tasks", lambda: batcher.waiting_tasks),
         ):
             self._metrics.gauge(name, partial(self._locked, read))
 

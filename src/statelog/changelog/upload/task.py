@@ -16,7 +16,7 @@ from typing import Final
 
 from statelog.arguments import given, refused
 from statelog.errors import UploadFailedError, UploadTimeoutError, UsageError
-from statelog.format.change_set import EncodedChangeSet, encode_change_set
+from statelog.format.change_set_encoder import EncodedChangeSet, encode_change_set
 from statelog.format.trailer import SetEntry
 from statelog.model import FileStateHandle, SequenceNumber, StateChangeSet, StreamStateHandle
 from statelog.model.handles import UploadResult

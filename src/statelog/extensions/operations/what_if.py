@@ -275,17 +275,8 @@ def what_if(
         outcomes = []
         tables = []
         for batch_id in source.batches_after(fork.batch_id):
-            after = run.batch(batch_id)
-            before = source.rows_of(batch_id) if beside is None else beside.batch(batch_id)
-            differences = None if before is None else row_differences(batch_id, before, after)
-            outcomes.append(
-                BatchOutcome(
-                    batch_id=batch_id,
-                    input_rows=run.input_rows,
-                    output_rows=after.num_rows,
-                    differences=None if differences is None else differences.num_rows,
-                )
-            )
+            outcome, differences = _compared(batch_id, source, run, beside)
+            outcomes.append(outcome)
             if differences is not None and differences.num_rows:
                 tables.append(differences)
             if on_batch is not None:
@@ -404,6 +395,22 @@ class _Run:
             self._query.delete(log for log in older if log != name)
         for name in (*logs, f"{OFFSETS}/{batch_id}"):
             self._query.store.put(name, files[name])
+
+
+def _compared(
+    batch_id: int, source: _Source, run: _Run, beside: _Run | None
+) -> tuple[BatchOutcome, pa.Table | None]:
+    """Repeat a micro-batch; return what it did, and the rows that differ, if they can be known."""
+    after = run.batch(batch_id)
+    before = source.rows_of(batch_id) if beside is None else beside.batch(batch_id)
+    differences = None if before is None else row_differences(batch_id, before, after)
+    outcome = BatchOutcome(
+        batch_id=batch_id,
+        input_rows=run.input_rows,
+        output_rows=after.num_rows,
+        differences=None if differences is None else differences.num_rows,
+    )
+    return outcome, differences
 
 
 @contextlib.contextmanager

@@ -223,46 +223,16 @@ class OperatorRun:
 
     def spec(self, batch: MicroBatch, *, is_read: bool, staged: bool) -> TaskSpec:
         """Return the instructions for the tasks."""
-        definition = self.definition
-        settings = self._query.settings
-        location = self._location
-        times = batch.times
         ranges = batch.ranges[self._index]
-        initial = None if self._initial is None else self._initial.task_layout
-        has_time = definition.time_mode != "none"
+        stream = self._query.settings.options.stream
         # What the operator starts from; a task that lacks it restores the newest checkpoint, see
         # `TaskSpec`.
-        last = location.state.last_run(self._index)
-        base_id = location.state.base_id
+        last = self._location.state.last_run(self._index)
+        base_id = self._location.state.base_id
         return TaskSpec(
-            context=BatchContext(
-                definition.processor,
-                batch.batch_id,
-                definition.time_mode,
-                times.now_ms if has_time else -1,
-                times.watermark_ms,
-                definition.zone,
-            ),
-            rows=TaskRows(
-                layout=definition.layout,
-                row_format=definition.row_format,
-                output=definition.arrow_output,
-                input_bytes=settings.backend.input_bytes,
-                initial=initial,
-                late=self._late_rows(times, has_initial_rows=initial is not None),
-                event_time_output=definition.event_time_output,
-                is_read=is_read,
-            ),
-            state=TaskState(
-                location=self._query.location,
-                storage_options=settings.storage_options,
-                epoch=location.epoch or 0,
-                run_id=location.run_id,
-                schema=location.schemas[self._index].to_json(),
-                backend=settings.backend_of_each(len(self._query.operators)),
-                operator=self._index,
-                changelog=settings.options.changelog,
-            ),
+            context=self._context(batch),
+            rows=self._task_rows(batch.times, is_read=is_read),
+            state=self._task_state(),
             checkpoint_id=batch.checkpoint_id,
             base_id=last.checkpoint_id,
             restore_id=-1 if base_id is None else base_id,
@@ -273,12 +243,52 @@ class OperatorRun:
                 for partition, key_range in enumerate(ranges)
                 if key_range in batch.snapshots
             },
-            inline_bytes=min(
-                settings.options.stream.data_inline_threshold_bytes,
-                _MAX_INLINE_BYTES // len(ranges),
-            ),
+            inline_bytes=min(stream.data_inline_threshold_bytes, _MAX_INLINE_BYTES // len(ranges)),
             staged=staged,
             extras=self._extensions.task_parts(self._index, len(ranges)),
+        )
+
+    def _context(self, batch: MicroBatch) -> BatchContext:
+        """Return what the tasks tell the processor of the micro-batch."""
+        definition = self.definition
+        has_time = definition.time_mode != "none"
+        return BatchContext(
+            definition.processor,
+            batch.batch_id,
+            definition.time_mode,
+            batch.times.now_ms if has_time else -1,
+            batch.times.watermark_ms,
+            definition.zone,
+        )
+
+    def _task_rows(self, times: BatchTimes, *, is_read: bool) -> TaskRows:
+        """Return how the tasks read and write rows."""
+        definition = self.definition
+        initial = None if self._initial is None else self._initial.task_layout
+        return TaskRows(
+            layout=definition.layout,
+            row_format=definition.row_format,
+            output=definition.arrow_output,
+            input_bytes=self._query.settings.backend.input_bytes,
+            initial=initial,
+            late=self._late_rows(times, has_initial_rows=initial is not None),
+            event_time_output=definition.event_time_output,
+            is_read=is_read,
+        )
+
+    def _task_state(self) -> TaskState:
+        """Return where the state of the tasks is, and how a worker stores it."""
+        settings = self._query.settings
+        location = self._location
+        return TaskState(
+            location=self._query.location,
+            storage_options=settings.storage_options,
+            epoch=location.epoch or 0,
+            run_id=location.run_id,
+            schema=location.schemas[self._index].to_json(),
+            backend=settings.backend_of_each(len(self._query.operators)),
+            operator=self._index,
+            changelog=settings.options.changelog,
         )
 
     def _late_rows(self, times: BatchTimes, *, has_initial_rows: bool) -> LateRows | None:

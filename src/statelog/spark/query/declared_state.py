@@ -95,23 +95,8 @@ class DriverHandle(StateVariables):
     def _variable(self, variable: WantedVariable) -> object:
         """Declare a state variable; the result cannot be used, because `init` has no key."""
         name = variable.name
-        ttl_ms = variable.ttl_ms
-        if not name:
-            raise UsageError("a state variable needs a name; it is empty")
-        if name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN:
-            raise UsageError(
-                f"state name {name!r} is reserved: statelog uses {KEY_GROUP_COLUMN} and names that begin "
-                "with '$' or 'key.'; choose another"
-            )
-        if any(state.name == name for state in self.states):
-            raise UsageError(f"state name {name!r} is used twice; give each variable its own")
-        if ttl_ms is not None and type(ttl_ms) is not int:
-            raise UsageError(f"state {name!r}: a time to live is an int in ms, not {ttl_ms!r}")
-        if ttl_ms is not None and (ttl_ms <= 0 or not self._has_ttl):
-            raise UsageError(
-                f"state {name!r}: a time to live needs the time mode ProcessingTime and more than "
-                f"0 ms (got {ttl_ms})"
-            )
+        self._check_name(name)
+        self._check_time_to_live(name, variable.ttl_ms)
         user_key = (
             None
             if variable.user_key is None
@@ -127,7 +112,7 @@ class DriverHandle(StateVariables):
                     self._struct(variable.value, f"state {name!r}"), f"state {name!r}: "
                 ),
                 user_key_schema=None if user_key is None else arrow_schema(user_key),
-                ttl_ms=ttl_ms,
+                ttl_ms=variable.ttl_ms,
                 aggregation=variable.aggregation,
             )
         )
@@ -135,6 +120,26 @@ class DriverHandle(StateVariables):
             f"state {name!r} belongs to a key: read and write it while rows or timers are "
             "handled, not in init() or close()"
         )
+
+    def _check_name(self, name: str) -> None:
+        if not name:
+            raise UsageError("a state variable needs a name; it is empty")
+        if name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN:
+            raise UsageError(
+                f"state name {name!r} is reserved: statelog uses {KEY_GROUP_COLUMN} and names that begin "
+                "with '$' or 'key.'; choose another"
+            )
+        if any(state.name == name for state in self.states):
+            raise UsageError(f"state name {name!r} is used twice; give each variable its own")
+
+    def _check_time_to_live(self, name: str, ttl_ms: int | None) -> None:
+        if ttl_ms is not None and type(ttl_ms) is not int:
+            raise UsageError(f"state {name!r}: a time to live is an int in ms, not {ttl_ms!r}")
+        if ttl_ms is not None and (ttl_ms <= 0 or not self._has_ttl):
+            raise UsageError(
+                f"state {name!r}: a time to live needs the time mode ProcessingTime and more than "
+                f"0 ms (got {ttl_ms})"
+            )
 
     def deleteIfExists(self, stateName: str) -> None:
         """Declare a deletion; the tasks empty a variable that `init` declares again."""

@@ -50,7 +50,7 @@ from statelog.spark.worker.protocol import (
 )
 from statelog.spark.worker.spill_file import SpillFile
 from statelog.spark.worker.task_input import RowCounter, TaskInput, changed_partitions, of_task
-from statelog.spark.worker.task_uploads import TaskUploads, task_uploads
+from statelog.spark.worker.task_uploads import TaskLog, TaskUploads, task_uploads
 from statelog.store import PATHS, ObjectStore
 
 _ERROR_MAX = 2000
@@ -173,6 +173,7 @@ def _answer(
     if staged is not None:
         watch.lap("stage")
     extras = extensions.answers(watch)
+    # What the task cost; the driver adds these up for the micro-batch.
     figures.update(
         rows=rows.row_count,
         late_rows=late.rows,
@@ -183,17 +184,27 @@ def _answer(
         catch_up={figure: count for figure, count in asdict(caught_up).items() if count},
         task_milliseconds=watch.milliseconds,
     )
-    ack = TaskAck(
-        place=_place(partition, key_range),
+    return _ack(task, changes, TaskOutput(staged, output.unnamed), counter, extras), output
+
+
+def _ack(
+    task: _Task,
+    changes: TaskChanges,
+    output: TaskOutput,
+    counter: RowCounter,
+    extras: Mapping[str, object],
+) -> TaskAck:
+    """Return the answer of a task, without figures that are zero."""
+    return TaskAck(
+        place=_place(task.partition, task.key_range),
         changes=changes,
-        output=TaskOutput(staged, output.unnamed),
-        figures={name: figure for name, figure in figures.items() if figure},
+        output=output,
+        figures={name: figure for name, figure in task.figures.items() if figure},
         top_groups=counter.groups(),
         top_keys=counter.keys(),
-        uploads=worker_state.metrics.take(),
+        uploads=task.worker_state.metrics.take(),
         extras=extras,
     )
-    return ack, output
 
 
 def _place(partition: int, key_range: KeyGroupRange) -> TaskPlace:
@@ -265,6 +276,17 @@ class _Snapshot:
     error: str = ""
 
 
+def _run_rows(run: TaskRun, rows: TaskInput, log: TaskLog | None, watch: Stopwatch) -> None:
+    """Run the processor on all rows; with a log their changes are appended part by part."""
+    for part in rows.parts():
+        watch.lap("input")
+        run.take(part.rows, part.initial)
+        watch.lap("process")
+        if log is not None:
+            run.retire(log.append(run.encoded()))
+            watch.lap("append")
+
+
 def _process(task: _Task, rows: TaskInput) -> TaskChanges:
     """Run the processor and append its changes."""
     spec = task.spec
@@ -282,13 +304,7 @@ def _process(task: _Task, rows: TaskInput) -> TaskChanges:
     log = task.uploads.log(
         task.worker_state.state.codec, task.key_range, spec.checkpoint_id, inline_bytes
     )
-    for part in rows.parts():
-        watch.lap("input")
-        run.take(part.rows, part.initial)
-        watch.lap("process")
-        if in_parts:
-            run.retire(log.append(run.encoded()))
-            watch.lap("append")
+    _run_rows(run, rows, log if in_parts else None, watch)
     # All rows were handled: now the timers, and the end of the processor.
     run.end()
     task.figures["keys"], next_due_ms = run.key_count, run.next_due_ms()
