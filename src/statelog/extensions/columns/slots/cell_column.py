@@ -1,9 +1,16 @@
 """
 The cells of one variable, by slot.
 
-A cell is the value of a key, or the list of its timers.  What a micro-batch writes is *pending*: reads
-see it at once, but it counts only after `fold`, once its checkpoint is committed.  `forget_pending`
-drops it.
+A cell is the value of a key, or the list of its timers.  It stands in a heap, and each slot has the
+position of its cell there.  What a micro-batch writes is *pending*: reads see it at once, but it
+counts only after `fold`, once its checkpoint is committed.  `forget_pending` drops it::
+
+    slot        0    1    2    3
+    committed   0    1    -    2          - no cell
+    pending     .    3    4    -          . unchanged
+    read        0    3    4    -          the pending one, else the committed one
+
+    heap        A  B  C  B'  D            B and C stay until `compact`, once half is unused
 """
 
 from __future__ import annotations

@@ -2,7 +2,15 @@
 The cells of some key groups in columns, and what a micro-batch changes in them.
 
 Each key has a slot, and each variable a column of cells by slot, so that no key, row or value is a
-Python object.  What is written is pending until `fold`.
+Python object.  What is written is pending until `fold`.  Beyond a limit of memory, keys that were
+not used for long are rows of cold runs instead::
+
+    keys of a micro-batch ──> SlotIndex ──> slots ──> CellColumn of each variable
+                                 ▲                        │
+                                 │ used again             │ not used for long
+                                 └───────── ColdRuns <────┘
+
+A key is in one of the two places: a key that is used, or changed, is moved back before.
 """
 
 from __future__ import annotations
