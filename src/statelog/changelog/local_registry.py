@@ -39,11 +39,7 @@ from statelog.store.verified import Source
 
 
 class LocalDisk(Source, Protocol):
-    """
-    Files by absolute path.
-
-    Blocks: For the disk, which may hang.   Thread: any.
-    """
+    """Files by absolute path, for any thread; a disk may hang."""
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only where the file ends."""

@@ -146,11 +146,8 @@ def _with_changes(
     """
     Return the cell of each distinct key after the changes of one variable.
 
-    Args:
-        column: The cells of the state.
-        base_row: By distinct key, its row in *column*.
-        changed: The changes.
-        numbers: The distinct key of each change.
+    *base_row* has the row of each key in *column*, the cells of the state; *numbers* has the key of
+    each change.
     """
     # In one column the cells of the state, then those that changed.  For an index that is assigned
     # twice, numpy keeps the last value: the last change.
