@@ -7,13 +7,12 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     retained         which checkpoints tags and the newest one retain; tags: what a tag stores
     attachments      objects that a checkpoint names besides its state, and the log that writes them
     edit             the edit session: how anything but a query commits
-    open_state       a location by its own path, or by the checkpointLocation that has it
+
     clean_up         an owner deletes what it no longer needs; all garbage of a location
     verify           reads all that retained checkpoints need
     query_files      Spark's logs in a checkpointLocation, and what a repartition by Spark left in them
     stored_query     the same files in a store, for operations that copy and delete them
     audit            writes and reads the lines of operations that change a location
-
 """
 
 from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage

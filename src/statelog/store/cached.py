@@ -83,6 +83,7 @@ class CachedStore(StoreWrapper):
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return part of the object, from memory if the object is cached."""
+        # Without the lock: one look-up, and a part of an object is not a use that keeps it.
         data = self._objects.get(path)
         if data is not None:
             return data[start : start + length]

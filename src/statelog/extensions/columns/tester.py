@@ -61,9 +61,11 @@ def _input(tester: Tester, rows: pa.Table | None) -> ColumnarInput:
     keys = tester._keys
     if keys is None:
         raise UsageError("a tester of a columnar processor needs a keySchema")
-    read = ColumnarInput(InputLayout(tuple(range(1, 1 + len(keys))), 1 + len(keys)), KeyCodec(keys))
+    # As Spark sends them: the key group, the columns of the key, then those of the input.
+    layout = InputLayout(tuple(range(1, 1 + len(keys))), 1 + len(keys))
+    task_input = ColumnarInput(layout, KeyCodec(keys))
     if rows is None or not rows.num_rows:
-        return read
+        return task_input
     if missing := [name for name in keys.names if name not in rows.column_names]:
         raise UsageError(f"the rows have no column {', '.join(missing)}, which keySchema names")
     whole = rows.combine_chunks()
@@ -71,5 +73,5 @@ def _input(tester: Tester, rows: pa.Table | None) -> ColumnarInput:
     groups = hash_columns(columns, keys).view(np.int64) % np.int64(len(KEY_GROUPS))
     names = [INPUT_KEY_GROUP_COLUMN, *(f"__key_{name}" for name in keys.names), *rows.column_names]
     arrays = [pa.array(groups.astype(np.int32)), *columns, *map(one_array, whole.columns)]
-    read.read([pa.RecordBatch.from_arrays(arrays, names=names)])
-    return read
+    task_input.read([pa.RecordBatch.from_arrays(arrays, names=names)])
+    return task_input

@@ -35,7 +35,9 @@ from statelog.spark.stream.recorded_plan import OBSERVE, STATEFUL, RecordedPlan,
 _SECTION: Final = re.compile(r"^== (.*) ==$")
 _ANALYZED: Final = "Analyzed Logical Plan"
 _NODE: Final = re.compile(r"((?:[: ] {2})*(?:[:+]- )?)(~?)([A-Z]\w*)")
+"""A node of a printed plan, such as `:  +- ~Project`: the lines of the tree, the mark, the name."""
 _INDENT: Final = 3
+"""Characters that a level of the tree takes."""
 
 _OF_EXPRESSIONS: Final = frozenset(
     {"select", "selectExpr", "withColumn", "withColumns", "withMetadata"}
@@ -108,7 +110,7 @@ class ConnectPlan(RecordedPlan):
         return cls(session.createDataFrame([], schema))
 
     def _check(self, method: str, shape: DataFrame) -> None:
-        """Let the server resolve a step, and reject one that needs state."""
+        """Make the server resolve a step, and reject one that needs state."""
         _ = shape.schema  # the server resolves a step only when it is asked
         if method in _OF_EXPRESSIONS:
             for name in node_names(shape) - node_names(self.shape):
@@ -173,7 +175,7 @@ def next_plan_id() -> int:
 
 
 def begin_plan_ids_at(plan_id: int) -> None:
-    """Let new plans of this process have ids from *plan_id* on, or later ones."""
+    """Number new plans of this process from *plan_id* on, or from a later id."""
     LogicalPlan._nextPlanId = max(LogicalPlan._nextPlanId, plan_id)
 
 
@@ -183,7 +185,7 @@ def _plan_id(frame: Any) -> int:
 
 
 def _with_id(frame: DataFrame, plan_id: int) -> DataFrame:
-    """Return a frame, which a call has just made, with another id of its plan."""
-    setattr(frame._plan, _ID if hasattr(frame._plan, _ID) else "_plan_id", plan_id)
-    result: DataFrame = frame
-    return result
+    """Change the id of the plan of a frame, which a call has just made; return the frame."""
+    plan: Any = frame._plan
+    setattr(plan, _ID if hasattr(plan, _ID) else "_plan_id", plan_id)
+    return frame

@@ -230,7 +230,8 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
     # Read whole, with all its objects: a rewind to a damaged checkpoint could not be restored.
     find_restore_point(Entries(state), summary.checkpoint_id)
     commits = query.files_above(COMMITS, batch_id)
-    if query.read(f"{COMMITS}/{batch_id}") == b"":  # truncated: deleted, so the batch is repeated
+    # An empty entry was cut off by a crash: it is deleted too, so that Spark repeats the batch.
+    if query.read(f"{COMMITS}/{batch_id}") == b"":
         commits += query.files_above(COMMITS, batch_id - 1)[len(commits) :]
     kept_upto = kept_entries(record.source_folders, offsets)
     for folder, entry in kept_upto.items():

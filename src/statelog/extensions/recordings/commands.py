@@ -105,6 +105,7 @@ def _recorded_steps(
     """Return the steps of a key in text form."""
     from statelog.extensions.testing.replay import recorded_steps
 
+    # The types of a key decide what its text means, and recordings may have different ones.
     refused: UsageError | None = None
     values: list[tuple[object, ...]] = []
     schemas = []
@@ -122,8 +123,9 @@ def _recorded_steps(
             values.append(parsed)
     if not values and refused is not None:
         raise refused
-    values = values or [tuple(key)]
-    return recorded_steps(store, values[0], unreadable=unreadable, operator=operator, since=since)
+    # Without a recording the text stands for the key, in the error that there is none.
+    wanted = values[0] if values else tuple(key)
+    return recorded_steps(store, wanted, unreadable=unreadable, operator=operator, since=since)
 
 
 def _processor(name: str, location: str) -> StatefulProcessor:

@@ -14,15 +14,19 @@ from statelog.extensions.report.skew import KeyGroups, largest_of
 from statelog.metrics.table import BatchFigures
 from statelog.model import JsonObject
 
+# From where on a figure is a finding.
 _UNEVEN: Final = 3.0
-"""A key group with so many times the mean is named."""
+"""The keys of a key group, as a multiple of the mean."""
 _LONG_LOG: Final = 2.0
-"""A log so many times as large as the snapshots is named."""
+"""The bytes of the log, as a multiple of the snapshots."""
 _MIN_BYTES: Final = 1024 * 1024
+"""A log that is not longer is none."""
 _LONG_RESTART_S: Final = 10.0
-"""A restart that takes less is not named, however long its log is."""
+"""A restart that takes less is none, however long its log is."""
 _DOMINANT: Final = 0.6
+"""The share of one phase in the time of the micro-batches."""
 _MIN_TOTAL_MS: Final = 1000
+"""Micro-batches that take less together do not have a dominant phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,12 +120,12 @@ def summarize(store: ObjectStore, location: str) -> Summary:
     plan = ReportPlan(with_key_groups=False)
     figures, newest = collect_with_newest(store, location, plan)
     operators: tuple[OperatorSummary, ...] = ()
-    problem: tuple[Finding, ...] = ()
+    unreadable: tuple[Finding, ...] = ()
     if newest is not None:
         try:
             operators = tuple(_operator(store, newest, name) for name in figures.operators)
         except StatelogError as error:  # the query deleted it meanwhile, or it has another form
-            problem = (Finding("attention", str(error).splitlines()[0]),)
+            unreadable = (Finding("attention", str(error).splitlines()[0]),)
     return Summary(
         figures=figures,
         operators=operators,
@@ -134,7 +134,7 @@ def summarize(store: ObjectStore, location: str) -> Summary:
             f"{tag.kind.value} {tag.name}: checkpoint {tag.checkpoint_id}"
             for tag in list_tags(store)
         ),
-        findings=(*problem, *figures.findings),
+        findings=(*unreadable, *figures.findings),
     )
 
 

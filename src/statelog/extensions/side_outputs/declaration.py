@@ -99,7 +99,7 @@ class DeclaredSideOutputs:
         declared: SideSchemas, before: Sequence[SideSchemas], settings: QuerySettings
     ) -> None:
         """Raise `UsageError` if two operators of a query declare a side output of one name."""
-        _check([*before, declared])
+        _refuse_shared_names([*before, declared])
 
     @staticmethod
     def batch_part(declared: SideSchemas | None, settings: QuerySettings) -> None:
@@ -142,8 +142,7 @@ class DeclaredOutput:
         raise emitted_too_early(self._name)
 
 
-def _check(schemas: Sequence[SideSchemas]) -> None:
-    """Raise `UsageError` if two operators of a query declare a side output of one name."""
+def _refuse_shared_names(schemas: Sequence[SideSchemas]) -> None:
     names: set[str] = set()
     for declared in schemas:
         if shared := min(names & declared.keys(), default=""):

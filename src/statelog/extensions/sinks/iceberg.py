@@ -49,6 +49,7 @@ _TRANSIENT: Final = (
     OSError,
 )
 _TRANSIENT_STATUSES: Final = (408, 419, 425, 429)
+"""Answers besides 5xx that may pass: time-outs of a request or a login, too early, too many."""
 
 
 class IcebergSink:

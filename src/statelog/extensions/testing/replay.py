@@ -249,7 +249,11 @@ def replay_step(
     processor: StatefulProcessor,
     run: Callable[[Callable[[], StepResult]], StepResult] = lambda call: call(),
 ) -> ReplayedStep:
-    """Replay one recorded step."""
+    """
+    Replay one recorded step.
+
+    *run* calls the function that runs it: a debugger may call it in its own way.
+    """
     try:
         replayed = _Replay(processor, step, row_format_of(step))
     except CheckpointError as error:
@@ -314,7 +318,9 @@ class _Replay:
     def __init__(
         self, processor: StatefulProcessor, step: RecordedStep, row_format: RowFormat
     ) -> None:
-        self._step, self._row_format, self._processor = step, row_format, copy_of(processor)
+        self._step = step
+        self._row_format = row_format
+        self._processor = copy_of(processor)
         stored = step.schema
         mode = step.task.time_mode
         if mode not in TIME_MODES:

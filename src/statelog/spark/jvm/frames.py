@@ -20,6 +20,7 @@ from statelog.spark.jvm.gateway import (
     elements,
     is_connect,
     jvm_of,
+    scala_object,
 )
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
 
@@ -136,7 +137,7 @@ def with_columns_of(shape: DataFrame, frame: DataFrame) -> DataFrame:
     alias = jvm.org.apache.spark.sql.catalyst.expressions.Alias
     to_column = column_maker(frame.sparkSession)
     no_metadata = jvm.scala.Option.empty()
-    nil = getattr(jvm.scala.collection.immutable, "Nil$").__getattr__("MODULE$")
+    nil = scala_object(frame.sparkSession, "scala.collection.immutable.Nil")
     columns = []
     has_changed = False
     for column, target in zip(_output(frame), _output(shape), strict=True):

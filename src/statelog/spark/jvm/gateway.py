@@ -39,6 +39,11 @@ def java_class(session: SparkSession, name: str) -> JavaObject:
     return getattr(jvm_of(session), name)
 
 
+def scala_object(session: SparkSession, name: str) -> JavaObject:
+    """Return the instance of a Scala `object`, by its full name."""
+    return getattr(java_class(session, f"{name}$"), "MODULE$")
+
+
 def empty_array(session: SparkSession, name: str) -> JavaObject:
     """Return an empty Java array of a class."""
     gateway: JavaObject = session.sparkContext._gateway

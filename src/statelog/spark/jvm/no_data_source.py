@@ -30,6 +30,7 @@ from statelog.spark.jvm.gateway import (
     empty_array,
     java_class,
     jvm_of,
+    scala_object,
     streaming_class,
 )
 
@@ -87,10 +88,10 @@ class NoDataStream(_PythonObject):
         self._no_limit = java_class(session, f"{_CONNECTOR}.read.streaming.ReadLimit")
         self._no_partitions = empty_array(session, f"{_CONNECTOR}.read.InputPartition")
         # Spark serializes a factory into the tasks, although there is no partition to read.
-        factory = (
-            "org.apache.spark.sql.execution.streaming.sources.RateStreamMicroBatchReaderFactory$"
+        self._factory = scala_object(
+            session,
+            "org.apache.spark.sql.execution.streaming.sources.RateStreamMicroBatchReaderFactory",
         )
-        self._factory = getattr(java_class(session, factory), "MODULE$")
 
     def latestOffset(self, start: JavaObject = None, limit: JavaObject = None) -> JavaObject:
         """Return *start* if no micro-batch is due; None before the first one."""

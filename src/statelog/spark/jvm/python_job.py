@@ -40,6 +40,7 @@ from statelog.spark.jvm.gateway import (
     classic_class,
     jvm_of,
     query_of,
+    scala_object,
     with_setting,
 )
 from statelog.spark.jvm.tricks import Trick, Unfit, attempt
@@ -130,7 +131,7 @@ class OwnWorkers:
         self._only = [jvm.PythonUtils.toSeq([task]).toSet() for task in range(most)]
         self._chosen = jvm.org.apache.spark.rdd.PartitionPruningRDD.create
         self._copies = PlanCopies(jvm)
-        self._plans = getattr(getattr(jvm.org.apache.spark.sql.execution, "LogicalRDD$"), "MODULE$")
+        self._plans = scala_object(session, "org.apache.spark.sql.execution.LogicalRDD")
         self._flags = [False]
         with contextlib.suppress(Py4JError):  # newer versions have one more
             self._flags.append(getattr(self._plans, "fromDataset$default$4")())

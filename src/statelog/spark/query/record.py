@@ -42,7 +42,7 @@ def _share(value: object) -> float:
 
 
 def _unchecked(value: object, name: str, *, error: type[UsageError] = UsageError) -> object:
-    """Return *value*: the kind itself rejects wrong ones, and shows no keys."""
+    """Return *value*: the kind itself rejects wrong ones, with an error that does not show keys."""
     return value
 
 

@@ -198,6 +198,9 @@ KEY_TYPES: Final = (
 )
 
 
+# The table is read from the top, so a row for some values of a type comes before the row for all.
+
+
 def rule_of(kind: DataType) -> KeyType:
     """Return the row of a type; a type that is not in the table gets a row that rejects it."""
     name = type(kind).__name__

@@ -37,7 +37,14 @@ _UNFIT = (
 
 @dataclass(slots=True)
 class _Frames:
-    """Frames of one form: their rows, the number of each in the order of yields, and its rows."""
+    """
+    Frames of one form.
+
+    Args:
+        joiner: Their rows.
+        ordinals: Of each frame, its number among all frames in the order of yields.
+        lengths: Of each frame, the number of its rows.
+    """
 
     joiner: FrameJoiner
     ordinals: list[int] = field(default_factory=list)

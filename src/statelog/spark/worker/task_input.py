@@ -59,8 +59,8 @@ class TaskInput:
     """
     The input of one task.
 
-    Attributes: `row_count`: input rows; `is_large`: whether they are split in parts; `file`: see
-    above.
+    Attributes: `row_count`: input rows; `is_large`: whether they are split in parts; `file`: what
+    does not fit into memory.
     """
 
     def __init__(

@@ -3,7 +3,7 @@ State in Arrow columns: large, cheap to hold, invisible to the garbage collector
 
 A `SortedRun` holds the state of a few key groups as rows sorted by key group and hash, one row per
 key, in the columns of a snapshot with a hash column after them.  Its rows are never changed.  A
-key that a task uses is *moved* (see `moving`): its cells are copied to the dict tables, and its row
+key that a task uses is *moved* (see `RunSet`): its cells are copied to the dict tables, and its row
 no longer counts.  The state of a key group is its rows that were not moved and its dict
 tables; no key is in both.
 """

@@ -52,15 +52,18 @@ def sink_of(context: SinkContext, target: Target) -> Sink:
     session = context.session
     schema = context.schema
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
+    # 1. Formats that only show rows: console and memory.
     sink = looking_sink(
         target, source, context.query_name, lambda name: Memory(session, name, schema)
     )
     if sink is not None:
         return sink
+    # 2. A table, by its name.
     is_of_files = _check_format(session, source)
     columns_of(schema.names, (*target.partition_by, *target.cluster_by))
     if target.table is not None:
         return _table_sink(context, target, source, is_of_files=is_of_files)
+    # 3. Another system, or a folder of files.
     if not is_of_files:
         return written_by_spark(target, source)
     path = target.option("path", None)
