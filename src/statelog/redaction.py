@@ -35,7 +35,11 @@ _SETTING: Final = re.compile(
     r"(?:\"[^\"]*\"|'[^']*'|[^\s&;,'\")}\]]+)",
     re.IGNORECASE,
 )
-"""A setting as libpq, a mapping of Python and JSON write it; in a path it is a folder of a partition."""
+"""
+A setting as libpq, a mapping of Python and JSON write it.
+
+In a path it is a folder of a partition.
+"""
 
 
 def redacted(text: str) -> str:

@@ -183,7 +183,11 @@ def noting_interrupts(
 
 
 _CLOSED_START = 2**62
-"""Lower bound of a range without key groups: every append then takes the slow path, which checks."""
+"""
+Lower bound of a range without key groups.
+
+Every append then takes the slow path, which checks.
+"""
 
 
 class AppendSide(ABC):

@@ -410,7 +410,11 @@ def _windows(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 
 def _first_path(part: Part) -> str:
-    """Return the first file of a handle: those of one checkpoint may share it, and its one request."""
+    """
+    Return the first file of a handle.
+
+    Those of one checkpoint may share it, and its one request.
+    """
     for entry in part[0].handles_and_offsets:
         if isinstance(entry.handle, FileStateHandle):
             return entry.handle.path

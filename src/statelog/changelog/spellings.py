@@ -1,4 +1,4 @@
-"""Let the errors of the public classes say what to write in place of Flink's spellings, at its import."""
+"""Name our spellings in the errors of the public classes for Flink's, at the import."""
 
 from statelog import changelog
 from statelog.flink_names import explain_names

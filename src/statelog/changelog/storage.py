@@ -291,7 +291,11 @@ class FsStateChangelogStorage(ClosesAtExit):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a call of a writer was interrupted; the storage must be closed and opened again."""
+        """
+        Whether a call of a writer was interrupted.
+
+        The storage must be closed and opened again.
+        """
         return self._interrupt is not None
 
     @property

@@ -144,7 +144,11 @@ def read_attachment(
 
 
 def attachments_in(properties: Mapping[str, Json]) -> tuple[Attachment, ...]:
-    """Return the attachments in the properties of a checkpoint; () if it has none, or others than ours."""
+    """
+    Return the attachments in the properties of a checkpoint.
+
+    () if it has none, or others than ours.
+    """
     try:
         return msgspec.convert(properties.get("attachments", ()), tuple[Attachment, ...])
     except msgspec.ValidationError:
@@ -162,7 +166,9 @@ class Contents(Protocol):
 
     def joined(self, skip: int, later: Self) -> Self | None:
         """
-        Return these items and later ones; None if they cannot be in one object, or need too much memory.
+        Return these items and later ones.
+
+        None if they cannot be in one object, or need too much memory.
 
         Args:
             skip: Number of the oldest items to leave out.
@@ -333,7 +339,11 @@ class AttachmentLog:
     def _write(
         self, place: _Place, sent: Sequence[Addition], batch: _Batch, present: dict[str, Attachment]
     ) -> list[Attachment]:
-        """Write what tasks sent; with the items of the tail, which is then no longer kept, if it fits."""
+        """
+        Write what tasks sent.
+
+        With the items of the tail, which is then no longer kept, if it fits.
+        """
         policy = self._policy
         tail = self._tails.get(place)
         # Join the items with the tail if both fit in one object; else begin a new object with them.
@@ -360,7 +370,7 @@ class AttachmentLog:
     def _joined(
         self, tail: _Tail, later: Contents, batch: _Batch
     ) -> tuple[Contents, tuple[_Batch, ...], bytes] | None:
-        """Return the young items of the tail with later ones, their micro-batches, and their object."""
+        """Return the young items of the tail and later ones, with their micro-batches and object."""
         policy = self._policy
         old = [earlier for earlier in tail.batches if earlier.at_ms <= batch.at_ms - policy.age_ms]
         young = tail.batches[len(old) :]

@@ -148,7 +148,11 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def check_source_folders(folders: Sequence[str] | None, logs: Sequence[SourceLog] | None) -> None:
-    """Check the names of the sources' logs in a record: files there are read, and a rewind deletes some."""
+    """
+    Check the names of the sources' logs in a record.
+
+    Files there are read, and a rewind deletes some.
+    """
     for name in filter(None, [*(folders or ()), *(log.folder for log in logs or ())]):
         checked_path(name)
 

@@ -91,7 +91,7 @@ class ParentRelease:
 
 def release_parent(store: LocationStore, fork_id: str, *, apply: bool) -> ParentRelease:
     """
-    Delete the tag by which a fork keeps a checkpoint of its parent, and the reference to the parent.
+    Delete a fork's tag at its parent, and its reference to the parent.
 
     An earlier call may have deleted either of them; a parent that was deleted is no error.  A tag that
     names another location is left, and so is one in a bucket or store that the caller has not named.

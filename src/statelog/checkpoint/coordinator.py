@@ -118,7 +118,11 @@ class CheckpointCoordinator:
         """The timeline of the checkpoints that this owner commits, from `restore` on."""
         self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
-        """The object of the checkpoint under way, from the first `complete` on: its put may have succeeded."""
+        """
+        The object of the checkpoint under way, from the first `complete` on.
+
+        Its put may have succeeded.
+        """
         self._restored_from: StoredCheckpoint | None = None
         """Kept until the first `trigger`: its sections may be asked for, to deliver them again."""
 

@@ -292,7 +292,7 @@ class EditSession:
         location_id: str | None = None,
     ) -> bool:
         """
-        Claim a number of a location that is made from another one, so that *next_number* follows it.
+        Claim a number of a location that is made from another one; *next_number* follows it.
 
         A query that starts here meanwhile then wants *next_number* too, and one of both is refused.
 
@@ -325,7 +325,7 @@ class EditSession:
         self, checkpoint: CompletedCheckpoint, sections: Mapping[bytes, bytes]
     ) -> None:
         """
-        Commit a checkpoint of another location as the first one, under the number that it has there.
+        Commit a checkpoint of another location as the first one, under its number there.
 
         Raises:
             FencedError: Another owner's entry has the number.

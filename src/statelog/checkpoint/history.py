@@ -216,7 +216,11 @@ class Entries:
         return None
 
     def lowest(self) -> Entry | None:
-        """Return the lowest entry, the first claim unless the location is a copy; None if it cannot be read."""
+        """
+        Return the lowest entry, the first claim unless the location is a copy.
+
+        None if it cannot be read.
+        """
         with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
             return self.read(self.ids[0]) if self.ids else None
         return None
@@ -245,7 +249,11 @@ class Entries:
         return None if top is None else self.ids[-1]
 
     def newest(self) -> CompletedCheckpoint | None:
-        """Return the checkpoint to continue from, None if there is none; raises as `newest_stored`."""
+        """
+        Return the checkpoint to continue from, None if there is none.
+
+        Raises as `newest_stored`.
+        """
         stored = self.newest_stored()
         return None if stored is None else stored.checkpoint
 

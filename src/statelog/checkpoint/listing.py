@@ -1,4 +1,4 @@
-"""List the checkpoints of a location, and find the one that an id, a tag or a point in time means."""
+"""List the checkpoints of a location, and find them by an id, a tag or a time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CheckpointState(enum.Enum):
     RETAINED = "retained"
     """Can be restored."""
     SUBSUMED = "subsumed"
-    """Cannot be restored; a retained one needs change sets in its file, or it waits for deletion."""
+    """Cannot be restored; others need change sets in its file, or it waits for deletion."""
     DAMAGED = "damaged"
     """Cannot be read."""
     INCOMPATIBLE = "incompatible"
@@ -159,7 +159,11 @@ def list_checkpoints(store: ObjectStore) -> list[CheckpointSummary]:
 
 
 def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedCheckpoint | None]]:
-    """Return what `list_checkpoints` returns, each with its checkpoint; None if it cannot be read."""
+    """
+    Return what `list_checkpoints` returns, each with its checkpoint.
+
+    None if it cannot be read.
+    """
     # Two rounds of requests, each sent at once: what exists, then what is in it.
     ids, pins = ask_both(store, lambda: present_ids(store), lambda: read_pins(store))
     reads = [partial(_read, store, checkpoint_id) for checkpoint_id in ids]
@@ -284,7 +288,11 @@ def _id_at(store: ObjectStore, position: CheckpointPosition) -> int:
 
 
 def given_checkpoint_id(store: ObjectStore, asked: CheckpointName | None) -> int | None:
-    """Return the id of the checkpoint that a caller names, None for none; raises as `checkpoint_id_of`."""
+    """
+    Return the id of the checkpoint that a caller names, None for none.
+
+    Raises as `checkpoint_id_of`.
+    """
     return None if asked is None else checkpoint_id_of(store, asked)
 
 

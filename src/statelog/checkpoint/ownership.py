@@ -46,7 +46,11 @@ def describe_claim(claim: ClaimRecord) -> str:
 
 
 def time_text(claim: ClaimRecord, before: str) -> str:
-    """Return *before* and the time of a claim; "" if no calendar has the time, though the claim counts."""
+    """
+    Return *before* and the time of a claim.
+
+    "" if no calendar has the time, though the claim counts.
+    """
     moment = utc_time(claim.created_at_ms)
     return "" if moment is None else f"{before}{moment:%Y-%m-%d %H:%M:%S} UTC"
 

@@ -185,7 +185,11 @@ def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
 
 
 def unfinished_batch(files: QueryFiles) -> int | None:
-    """Return the micro-batch that was planned and is not finished, which Spark repeats; None for none."""
+    """
+    Return the micro-batch that was planned and is not finished, which Spark repeats.
+
+    None for none.
+    """
     newest = newest_batch(files)
     return None if newest is None or newest in numbers_in(files, COMMITS) else newest
 

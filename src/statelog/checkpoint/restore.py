@@ -36,7 +36,9 @@ from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 
 LEFTOVERS_MAX: Final = 64
 """
-Entries that an owner looks at after its start; more than the checkpoints that an owner leaves to be deleted.
+Entries that an owner looks at after its start.
+
+More than the checkpoints that an owner leaves to be deleted.
 
 Claims stay for ever, so without a bound each start would read all of them.  Older leftovers, of owners that
 died one after the other, are deleted by `collect_garbage`.
@@ -178,7 +180,7 @@ def find_checkpoint(store: ObjectStore, checkpoint_id: int | None = None) -> Com
 
 
 def find_continuing(store: ObjectStore, position: CheckpointPosition) -> CompletedCheckpoint:
-    """Return the newest checkpoint, which continues one that was remembered outside of the location."""
+    """Return the newest checkpoint; it continues one that was remembered elsewhere."""
     newest = find_checkpoint(store)
     check_continues(store, newest, position)
     return newest

@@ -1,5 +1,7 @@
 """
-Streams for the state of one checkpoint: small state stays in the handle, large state becomes one object.
+Streams for the state of one checkpoint.
+
+Small state stays in the handle, large state becomes one object.
 
 Source: Flink, FsCheckpointStreamFactory: scopes, threshold (inclusive, at most 1 MiB), entropy in
 names, no creation of directories; FsCheckpointStateOutputStream: ten attempts with new

@@ -82,7 +82,11 @@ class VerifiedObject:
 
     @property
     def blocks_restore(self) -> bool:
-        """Whether its checkpoints cannot be restored; damage of most attachments does not matter."""
+        """
+        Whether its checkpoints cannot be restored.
+
+        Damage of most attachments does not matter.
+        """
         is_needed = self.kind in (*_STATE, OTHER) or self.finding == MISSING
         return bool(self.problem) and is_needed
 

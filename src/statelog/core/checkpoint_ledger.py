@@ -521,7 +521,7 @@ class CheckpointLedger:
         return [DeleteObjects(paths)] if paths else []
 
     def _settle_subsumed(self, event: CleanUpRequested) -> None:
-        """Retain the subsumed checkpoints that a pin holds; the objects of the others are garbage."""
+        """Retain subsumed checkpoints that a pin holds; objects of the others are garbage."""
         latest = -1 if self._latest is None else self._latest.checkpoint_id
         if event.pins is None:
             check(not self._subsumed, "a clean-up after a commit needs the pins of the location")

@@ -144,7 +144,11 @@ class JobProcess(ClosesAtExit):
             raise StatelogError(f"the job {what}\nthe last lines of its log:\n  {tail}")
 
     def kill(self) -> dict[int, str]:
-        """Kill every process of the job, and return their ids and names; further calls return none."""
+        """
+        Kill every process of the job, and return their ids and names.
+
+        Further calls return none.
+        """
         return kill_session(self.process)
 
     def close(self) -> None:

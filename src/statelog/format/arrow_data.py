@@ -70,7 +70,7 @@ def check_names(fields: Iterable[pa.Field]) -> None:
 
 
 def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
-    """Return batches as an Arrow IPC stream, compressed unless `read_stream_table` would refuse that."""
+    """Return batches as an Arrow IPC stream, compressed if `read_stream_table` accepts that."""
     data = _stream(batches, schema, "zstd")
     fits = sum(batch.nbytes for batch in batches) <= largest_arrow_expansion(len(data)) // 2
     return data if fits else _stream(batches, schema, None)
@@ -140,7 +140,11 @@ def _check(declared: int, rows: int, stored: int) -> None:
 
 
 def _plain_rows(data: memoryview) -> int:
-    """Return the rows of one message with an uncompressed record batch; for each change of a log."""
+    """
+    Return the rows of one message with an uncompressed record batch.
+
+    For each change of a log.
+    """
     mark, length, root = _START.unpack_from(data)
     if mark != _CONTINUATION or not 0 < length <= len(data) - _PREFIX:  # 0 is the end of a stream
         raise pa.ArrowInvalid("it does not begin as a message")

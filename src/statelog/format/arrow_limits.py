@@ -99,7 +99,11 @@ def batches_of(table: pa.Table) -> list[pa.RecordBatch]:
 
 
 def rows_of(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """Return rows of a table by number, in this order; several chunks if one array cannot hold a column."""
+    """
+    Return rows of a table by number, in this order.
+
+    Several chunks if one array cannot hold a column.
+    """
     batches = table.to_batches()
     ends = np.cumsum([batch.num_rows for batch in batches])
     which = np.searchsorted(ends, rows, side="right")

@@ -78,7 +78,11 @@ DEPTH_MAX: Final = 64
 ID_MAX: Final = (1 << 62) - 1
 """The highest id of a checkpoint."""
 ARROW_EXPANSION_MAX: Final = 4096
-"""As `EXPANSION_MAX`, for Arrow and Parquet: equal values in a column compress to almost nothing."""
+"""
+As `EXPANSION_MAX`, for Arrow and Parquet.
+
+Equal values in a column compress to almost nothing.
+"""
 ARROW_ALWAYS_ALLOWED: Final = 256 << 20
 """As `ALWAYS_ALLOWED`, for Arrow and Parquet."""
 ARROW_ROWS_ALLOWED: Final = 1 << 20
@@ -128,7 +132,11 @@ def decode_json(data: Buffer | str, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def json_values(raw: bytes) -> int:
-    """Return an upper bound of the values in a JSON text; 0 for one too short to exceed the limit."""
+    """
+    Return an upper bound of the values in a JSON text.
+
+    0 for one too short to exceed the limit.
+    """
     if len(raw) <= JSON_VALUES_MAX:
         return 0
     return raw.count(b",") + raw.count(b"[") + raw.count(b"{")

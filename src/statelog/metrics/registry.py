@@ -23,7 +23,7 @@ _FOLD_AT: Final = 512
 JOURNAL_MAX: Final = 20_000
 """Entries that a journal holds, about 2,000 uploads; beyond them the oldest are dropped."""
 Entries = list[tuple[str, float]]
-"""Names and amounts of counters, names and values of histograms, in the order of their recording."""
+"""Counters with their amounts and histograms with their values, as recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,11 @@ class Metrics:
         counter.add(amount)
 
     def record(self, name: str, value: float) -> None:
-        """Add *value* to the histogram *name*; raises `UsageError` if there is no such histogram."""
+        """
+        Add *value* to the histogram *name*.
+
+        Raises `UsageError` if there is no such histogram.
+        """
         histogram = self._histograms.get(name)
         if histogram is None:
             raise _unknown(name, MetricKind.HISTOGRAM)
@@ -151,7 +155,11 @@ class Metrics:
         total.add(value)
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Read the gauge *name* by calling *read*; raises `UsageError` if there is no such gauge."""
+        """
+        Read the gauge *name* by calling *read*.
+
+        Raises `UsageError` if there is no such gauge.
+        """
         spec = self._specs.get(name)
         if spec is None or spec.kind is not MetricKind.GAUGE:
             raise _unknown(name, MetricKind.GAUGE)
@@ -205,7 +213,11 @@ class MetricsJournal(Metrics):
         self._entries.append((name, amount))
 
     def record(self, name: str, value: float) -> None:
-        """Add *value* to the histogram *name*; raises `UsageError` if there is no such histogram."""
+        """
+        Add *value* to the histogram *name*.
+
+        Raises `UsageError` if there is no such histogram.
+        """
         super().record(name, value)
         self._entries.append((name, value))
 

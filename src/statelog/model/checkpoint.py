@@ -42,7 +42,11 @@ from statelog.model.handles import (
 from statelog.model.key_group import KeyGroupRange
 
 ANCESTORS_MAX: Final = 256
-"""Timelines before its own that a checkpoint names; older ones are forgotten with their checkpoints."""
+"""
+Timelines before its own that a checkpoint names.
+
+Older ones are forgotten with their checkpoints.
+"""
 _SEPARATOR: Final = "/"
 _NAME: Final = re.compile(r"[0-9a-f]{0,32}")
 _FIELDS: Final = 4
@@ -442,7 +446,7 @@ def pinned(pins: Iterable[Pin], checkpoint_ids: Iterable[int], latest_id: int) -
 def retained_ids(
     checkpoint_ids: Sequence[int], retained: int, pins: Iterable[Pin]
 ) -> tuple[int, ...]:
-    """Return the newest of *checkpoint_ids* (ascending), so many as *retained*, and the pinned ones."""
+    """Return the newest *retained* of *checkpoint_ids* (ascending), and the pinned ones."""
     newest = checkpoint_ids[-retained:]
     pinned_ids = pinned(pins, checkpoint_ids, checkpoint_ids[-1])
     return tuple(

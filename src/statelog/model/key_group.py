@@ -76,7 +76,7 @@ class KeyGroupRange:
         return KeyGroupRange.of(max(self.start, other.start), min(self.end, other.end))
 
     def split(self, parts: int) -> tuple[KeyGroupRange, ...]:
-        """Return the ranges of *parts* tasks that share these key groups, or one for each key group."""
+        """Return the ranges of *parts* tasks, or of fewer if there are fewer key groups."""
         if not len(self):
             return (self,)
         return tuple(

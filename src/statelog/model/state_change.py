@@ -95,7 +95,11 @@ class SequenceNumberRange:
     def of(
         cls, from_sqn: int | SequenceNumber, to_sqn: int | SequenceNumber
     ) -> SequenceNumberRange:
-        """Return the range between numbers or plain integers; raises `UsageError` as the class does."""
+        """
+        Return the range between numbers or plain integers.
+
+        Raises `UsageError` as the class does.
+        """
         return cls(SequenceNumber.of(from_sqn), SequenceNumber.of(to_sqn))
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 STORAGE_OPTIONS: Final = "storageOptions."
-"""Before the name of an option of the store's client, in configuration and options of readers and writers."""
+"""The prefix of options of the store's client in configurations, readers and writers."""
 
 D = TypeVar("D")
 T = TypeVar("T")

@@ -441,7 +441,7 @@ def variable_of(key: str) -> str:
 
 
 def _by_name() -> dict[str, Option]:
-    """Return the options by all plain names; a name without a section names the first option with it."""
+    """Return the options by all plain names; without a section it is the first option's."""
     by_name = {
         plain_key(key): declared
         for declared in OPTIONS
@@ -458,7 +458,7 @@ _NAMES: Final = Names(plain_key, _by_name(), "docs/reference/options.md lists al
 
 
 def find_option(key: str) -> Option | ForeignKey:
-    """Return the option that *key* names: our key, Flink's, or a name or field without the section."""
+    """Return the option that *key* names: ours, Flink's, or a name without its section."""
     return _FOREIGN_KEYS.get(key) or _NAMES.find(key)
 
 

@@ -1,1 +1,5 @@
-"""Clocks, ids, timers, pools, threads, locks, signals and forks: all that depends on the process."""
+"""
+Clocks, ids, timers, pools, threads, locks, signals and forks.
+
+All that depends on the process.
+"""

@@ -69,7 +69,11 @@ CONNECT_CLIENT: Final = "statelog.extensions.connect.client:CONNECT"
 
 
 def loaded(path: str, kind: type[_Loaded]) -> _Loaded:
-    """Return what `module:name` names, which is imported at its first use; raises if it is not a *kind*."""
+    """
+    Return what `module:name` names, which is imported at its first use.
+
+    Raises if it is not a *kind*.
+    """
     module, _, name = path.partition(":")
     value: object = getattr(import_module(module), name)
     if not isinstance(value, kind):

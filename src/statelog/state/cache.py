@@ -129,7 +129,11 @@ class StateCache(ABC, Generic[WritesT]):
 
     @abstractmethod
     def version(self, key_group: int) -> int:
-        """Return the checkpoint of a key group; -1 for the empty state, `ABSENT` if it is not held."""
+        """
+        Return the checkpoint of a key group.
+
+        -1 for the empty state, `ABSENT` if it is not held.
+        """
 
     @abstractmethod
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:

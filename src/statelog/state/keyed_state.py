@@ -180,7 +180,11 @@ class KeyedState(StateCache[_Writes]):
         self._runs.end_snapshot(path_of(snapshot), snapshot.checkpoint_id)
 
     def version(self, key_group: int) -> int:
-        """Return the checkpoint of a key group; -1 for the empty state, `ABSENT` if it is not held."""
+        """
+        Return the checkpoint of a key group.
+
+        -1 for the empty state, `ABSENT` if it is not held.
+        """
         group = self.groups.get(key_group)
         return ABSENT if group is None else group.version
 

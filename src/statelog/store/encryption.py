@@ -85,7 +85,7 @@ class EncryptionKeys:
 
     @classmethod
     def parse(cls, text: str, where: str) -> EncryptionKeys:
-        """Read keys from text: one line each, `id:base64` or base64 alone, the current one first."""
+        """Read keys from lines of `id:base64` or base64 alone, the current key first."""
         keys: dict[str, bytes] = {}
         lines = [line.strip() for line in text.splitlines()]
         for number, line in enumerate(lines[:_KEYS_MAX], 1):
@@ -192,7 +192,11 @@ class ObjectCipher:
 
 
 def content_bytes(stored_bytes: int) -> int:
-    """Return the size of the content of an object of *stored_bytes*; 0 if it is no encrypted one."""
+    """
+    Return the size of the content of an object of *stored_bytes*.
+
+    0 if it is no encrypted one.
+    """
     body = stored_bytes - HEADER_BYTES
     chunks = -(-body // (CHUNK_BYTES + TAG_BYTES))
     return max(body - chunks * TAG_BYTES, 0)
@@ -213,7 +217,11 @@ def _nonce(index: int, *, last: bool) -> bytes:
 
 
 def _chunks(data: Buffers) -> Iterator[Buffer]:
-    """Yield the content in chunks; only the last one is shorter, and an empty one is yielded alone."""
+    """
+    Yield the content in chunks.
+
+    Only the last one is shorter, and an empty one is yielded alone.
+    """
     waiting: list[memoryview] = []
     size = 0
     for piece in pieces_of(data):

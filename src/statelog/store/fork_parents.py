@@ -1,5 +1,7 @@
 """
-Which place may be the parent of a fork: what a location stores about it is a claim, not a permission.
+Which place may be the parent of a fork.
+
+What a location stores about it is a claim, not a permission.
 
 A reader that follows a stored URL acts with the rights of its caller.  So the URL is followed only to
 the same bucket (or host) as the location, or to a place that the caller named, and this is checked
@@ -110,7 +112,11 @@ def is_named(parent: str, named: Sequence[str]) -> bool:
 
 
 def confirmed_by(parent: ObjectStore, path: str) -> str | None:
-    """Return the location that the tag of a fork names; None if the tag names none or is damaged."""
+    """
+    Return the location that the tag of a fork names.
+
+    None if the tag names none or is damaged.
+    """
     try:
         trailer = read_verified(parent, path, lambda data: parse_segment(data, where=path)).trailer
         sections = {} if trailer is None else trailer.sections

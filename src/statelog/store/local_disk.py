@@ -69,7 +69,7 @@ def check_links(root: str, path: str, url: str) -> None:
 
 def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
     """
-    Check that no symbolic link of a location leads to a file that a caller names, or to files below it.
+    Check that no symbolic link of a location leads to a file, or to files below it.
 
     A caller may name a file in a location, whose links are made by those who write there.  A path that
     leads to the file past the location, or out of it by `..`, is the caller's own word.
@@ -94,7 +94,7 @@ def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
 
 
 def _link_out(root: str, path: str) -> str | None:
-    """Return the first link on the way to a file that is in the directory *root* and leads out of it."""
+    """Return the first link on the way to a file that leads out of the directory *root*."""
     inside = os.path.realpath(root)
     link = "" if os.path.isabs(path) else os.getcwd()
     for part in path.split("/"):

@@ -203,7 +203,7 @@ class LocationStore(StoreWrapper):
         return LocationStore(parent, options, self._depth + 1)
 
     def _where_it_is_now(self, reference: ParentReference, fork_id: str) -> ParentReference:
-        """Return a reference to the place that the caller named and that has the tag of this fork."""
+        """Return a reference to the place that the caller named, if it has the fork's tag."""
         stored = reference.location
         for url in sorted(self._named, key=lambda url: not is_same_location(url, stored)):
             moved = msgspec.structs.replace(reference, location=url)
@@ -228,7 +228,11 @@ class LocationStore(StoreWrapper):
             )
 
     def _options_of(self, reference: ParentReference) -> Mapping[str, object]:
-        """Return the options of the parent: of its client in the same kind of store, of its encryption."""
+        """
+        Return the options of the parent.
+
+        Of its client in the same kind of store, of its encryption.
+        """
         if _scheme(reference.location) == _scheme(self.url):
             return self._options
         return {name: value for name, value in self._options.items() if name in (OPTION, PARENTS)}
@@ -414,7 +418,11 @@ def with_source(
 def split_options(
     options: Mapping[str, object] | None,
 ) -> tuple[dict[str, object], object | None]:
-    """Return the options of a store's client, and the source of the keys; None without encryption."""
+    """
+    Return the options of a store's client, and the source of the keys.
+
+    None without encryption.
+    """
     client = dict(
         instance(options or {}, "options", Mapping, "a mapping", error=InvalidOptionsError)
     )

@@ -16,7 +16,7 @@ from statelog.errors import UsageError
 
 METADATA_FILE_NAME = "_metadata"
 STATE_FOLDER = "statelog"
-"""The folder of a query's checkpointLocation in which the state is, where the query has no stateLocation."""
+"""The folder of a checkpointLocation with the state of a query without stateLocation."""
 TEMPORARY_FOLDER = "tmp"
 RECORDINGS_FOLDER = "recordings"
 FAILED_FOLDER = "failed"
@@ -190,7 +190,7 @@ def parse_checkpoint_folder(path: str) -> int | None:
 
 
 def parse_copy_folder(path: str) -> str | None:
-    """Return the identity of the copy if *path* is the folder or the object of its mark, else None."""
+    """Return the identity of the copy whose mark is the folder or object *path*, else None."""
     match = _COPIED.match(path)
     return match[1] if match else None
 

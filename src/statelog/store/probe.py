@@ -40,7 +40,7 @@ _SIZE: Final = 64 * 1024
 """Of the content: an upload that takes time shows a server that checks before it."""
 
 _verified: set[tuple[str, str]] = set()
-"""URLs of stores that passed the probe in this process, or in an earlier one, with their servers."""
+"""Stores that passed the probe, now or in an earlier process: URLs and servers."""
 
 
 def verify_put_if_absent(
@@ -123,7 +123,11 @@ class _Probe:
             _delete_quietly(self.store, self.names)
 
     def _race(self, number: int) -> bytes | None:
-        """Let several writers put one name; return the content of the winner, None if all were refused."""
+        """
+        Let several writers put one name.
+
+        Return the content of the winner, None if all were refused.
+        """
         name = PATHS.temporary(f"probe-{os.urandom(16).hex()}")
         self.names.append(name)
         contents = [_content() for _ in range(WRITERS)]

@@ -55,7 +55,7 @@ class SinkContract:
     """
 
     def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
-        """Return key and value of every row of the target, read with a client that is not the sink."""
+        """Return key and value of every row of the target, read without the sink."""
         pytest.fail(f"{type(self).__name__} lacks the method stored, which reads the target")
 
     def another(self, sink: ExactlyOnceSink) -> ExactlyOnceSink:
@@ -168,7 +168,7 @@ class SinkContract:
             driver.close()
 
     def race(self, writes: Sequence[tuple[ExactlyOnceSink, SinkBatch]]) -> None:
-        """Let drivers that have looked at the target write at the same time, each until an error ends it."""
+        """Run drivers that have looked at the target at the same time, each until an error."""
         start = threading.Barrier(len(writes))
 
         def run(sink: ExactlyOnceSink, rows: SinkBatch) -> None:
@@ -249,7 +249,7 @@ class SinkContract:
         driver.close()
 
     def test_a_driver_meets_one_that_woke_before_it(self, sink: ExactlyOnceSink) -> None:
-        """The driver after the rewind has looked, and a batch that was given up comes before its first one."""
+        """Check that a batch that a rewind gave up is rejected before the new driver's first."""
         self.write(sink, batch(0))
         driver = ExactlyOnce(self.another(sink))
         assert not driver.has(WRITER, batch(1, timeline=5).batch)
@@ -357,7 +357,7 @@ class SinkContract:
         sink.write(replace(rows, after=self.last(sink, rows.writer)))
 
     def refuses(self, sink: ExactlyOnceSink, rows: SinkBatch) -> None:
-        """Check that a micro-batch after another record than the target's is not taken without an error."""
+        """Check that a micro-batch that does not follow the target's record is rejected."""
         before = self.last(sink, rows.writer)
         with pytest.raises((FencedError, UnavailableError)):
             sink.write(rows)
@@ -411,7 +411,7 @@ def batch(
     plan: str = "",
     after: SinkBatch | None = None,
 ) -> SinkBatch:
-    """Return a micro-batch of three rows, of which two are equal, to be written after another one."""
+    """Return a micro-batch of three rows, of which two are equal, after another one."""
     keys = [f"{number}/a", f"{number}/a", f"{number}/b"]
     rows = pa.table({"key": keys, "value": [f"{text} {number}"] * 3})
     delivered = DeliveredBatch(location, timeline, number, plan, run_timeline)

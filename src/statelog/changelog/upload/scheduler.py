@@ -1,5 +1,7 @@
 """
-The interface between writers and uploads, and two simple implementations: direct, and in the handle.
+The interface between writers and uploads, and two simple implementations.
+
+Direct, and in the handle.
 
 Source: Flink, StateChangeUploadScheduler and its `directScheduler`.  Deviation: a failed upload
 fails its task; it is not raised to the caller of an append (H10).

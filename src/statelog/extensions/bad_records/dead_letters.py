@@ -211,7 +211,11 @@ class FailedKeys:
         before: Cells,
         reason: str,
     ) -> None:
-        """Add a call that is not made, because its key is frozen; *reason* says since when, and why."""
+        """
+        Add a call that is not made, because its key is frozen.
+
+        *reason* says since when, and why.
+        """
         failure = Failure(method=method, error=FROZEN_KEY, message=reason, lines="")
         self._keep(DeadLetter(*place, method, timers, before, failure))
 

@@ -29,7 +29,7 @@ _log = logging.getLogger("statelog.spark")
 LETTER_FILES_MAX: Final = 1_000
 """Most files with dead letters that a checkpoint names."""
 TAIL_BYTES: Final = 1 << 20
-"""A file is written again with later dead letters, as long as all have up to this many bytes, uncompressed."""
+"""Uncompressed bytes up to which a file is written again with later dead letters."""
 _PARTS_OF_AGE: Final = 8
 """A file has dead letters of at most this part of the time for which they are kept."""
 _LOG_INTERVAL_S: Final = 60.0

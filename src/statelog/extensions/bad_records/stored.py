@@ -51,7 +51,11 @@ SCHEMA: Final = pa.schema(
         ("initial_rows", pa.string()),
     ]
 )
-"""The columns of `letters_table`; keys and rows are JSON.  `failed_at` is null for a time beyond the year 9999."""
+"""
+The columns of `letters_table`.
+
+Keys and rows are JSON.  `failed_at` is null for a time beyond the year 9999.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -438,7 +438,11 @@ class IsolatingRun:
         return self._failures.before(before, call.timers)
 
     def _frozen(self, keys: Callable[[], Keys]) -> dict[int, dict[Key, str]]:
-        """Return why keys are frozen, by key group; *keys* is called only where keys may be frozen."""
+        """
+        Return why keys are frozen, by key group.
+
+        *keys* is called only where keys may be frozen.
+        """
         frozen = self._failures.frozen
         if frozen is None:
             return {}

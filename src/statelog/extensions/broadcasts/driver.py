@@ -1,5 +1,5 @@
 """
-Choose the versions of broadcast tables that a micro-batch sees, and store new ones before its tasks run.
+Choose the versions of broadcast tables for a micro-batch, and store new ones before it.
 
 The object of a new version is named after the micro-batch that sees it first, and after the checkpoint
 that the micro-batch continues.  So a micro-batch that a restart repeats finds the version that it saw:
@@ -53,7 +53,11 @@ class Broadcasts(DriverExtension):
         self._chosen: tuple[Attachment, ...] = ()
 
     def begin(self, start: BatchStart) -> None:
-        """Choose the versions that a micro-batch sees; for errors see `BroadcastVersions.choose`."""
+        """
+        Choose the versions that a micro-batch sees.
+
+        For errors see `BroadcastVersions.choose`.
+        """
         self._chosen = self._versions.choose(
             start.batch_id, start.base_id, start.record, start.checkpoint_id
         )
@@ -143,7 +147,7 @@ class BroadcastVersions:
         return _entry(name, path, data, version_of(name, table), checkpoint_id)
 
     def _put(self, name: str, path: str, table: BroadcastTable, checkpoint_id: int) -> Attachment:
-        """Store a version; one that has the name already is of an earlier run, and is left as it is."""
+        """Store a version, unless an earlier run has stored it under the name."""
         data: bytes | memoryview = write_stream(table.table.to_batches(), table.table.schema)
         there = put_or_find(self._store, path, data, lambda: self._store.get(path), pause)
         if there is not None and bytes(there) != data:
@@ -176,7 +180,11 @@ def kept_broadcasts(
     chosen: Sequence[Attachment],
     replayed: Sequence[Attachment],
 ) -> tuple[Attachment, ...]:
-    """Return the versions that a checkpoint names: those that its micro-batch and kept recordings saw."""
+    """
+    Return the versions that a checkpoint names.
+
+    Those that its micro-batch and kept recordings saw.
+    """
     older = [version for version in before if version not in chosen]
     every = [*older, *chosen]
     needed = {

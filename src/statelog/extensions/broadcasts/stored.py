@@ -1,4 +1,8 @@
-"""The versions of broadcast tables that a checkpoint names: which its micro-batch saw, and their rows."""
+"""
+The versions of broadcast tables that a checkpoint names.
+
+Which its micro-batch saw, and their rows.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,11 @@ from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.store import ObjectStore
 
 BROADCAST: Final = "broadcast"
-"""The kind of the attachments; `newest` of one is the first checkpoint whose micro-batch saw the version."""
+"""
+The kind of the attachments.
+
+`newest` of one is the first checkpoint whose micro-batch saw the version.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

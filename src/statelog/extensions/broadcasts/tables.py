@@ -176,7 +176,11 @@ BroadcastTables = Mapping[str, BroadcastTable]
 
 
 def broadcast_in(tables: BroadcastTables, name: str) -> BroadcastTable:
-    """Return a broadcast table of a micro-batch; raises `UsageError` if the query does not have it."""
+    """
+    Return a broadcast table of a micro-batch.
+
+    Raises `UsageError` if the query does not have it.
+    """
     table = tables.get(name)
     if table is None:
         raise unknown_broadcast(name, tables)

@@ -42,7 +42,11 @@ class ColumnarHandle(Protocol):
         """
 
     def broadcast(self, name: str) -> BroadcastTable:
-        """Return the broadcast table *name*, as the micro-batch sees it; see the setting `broadcast`."""
+        """
+        Return the broadcast table *name*, as the micro-batch sees it.
+
+        See the setting `broadcast`.
+        """
 
     def sideOutput(self, name: str, schema: StructType | str) -> SideOutput:
         """

@@ -143,7 +143,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         return setting
 
     def _warn_of_one_batch(self) -> None:
-        """Say what Spark does with `Trigger.AvailableNow` where a source cannot be read in parts."""
+        """Warn of `Trigger.AvailableNow` where a source cannot be read in parts."""
         if self._trigger.get("availableNow") and self._spark.conf.get(_IN_PARTS, "false") != "true":
             _log.warning(
                 "trigger(availableNow=True) of a query with timers takes all new rows in one "

@@ -38,7 +38,11 @@ def sink_of(
     query_name: str | None,
     file_output: FileOutput,
 ) -> Sink:
-    """Return the sink for a format or table, which can be pickled; reject what Connect cannot write."""
+    """
+    Return the sink for a format or table, which can be pickled.
+
+    Reject what Connect cannot write.
+    """
     source = (target.source or session.conf.get("spark.sql.sources.default") or "").lower()
     sink = looking_sink(
         target, source, query_name, lambda name: _memory_in_worker(session, name, schema)

@@ -62,7 +62,9 @@ TIMERS_COLUMN: Final = "statelog_timers"
 
 EXPIRY_COLUMN: Final = "statelog_expiry"
 """
-When the values expire, in milliseconds: a struct with a field for each variable with a time to live.
+When the values expire, in milliseconds.
+
+A struct with a field for each variable with a time to live.
 
 Only in frames of statelog's state with such variables.  A number for a value, an array for the
 elements of a list or the entries of a map, in their order.

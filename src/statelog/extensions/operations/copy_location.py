@@ -209,7 +209,11 @@ class _Copy:
         raise missing_in_source(last, self._source.url)
 
     def _carry_out(self, plan: CopyPlan) -> None:
-        """Copy all objects, then the metadata: the newest first, where numbers are left out before it."""
+        """
+        Copy all objects, then the metadata.
+
+        The newest first, where numbers are left out before it.
+        """
         self._present = {info.path for info in self._target.list()}
         self._progress = replace(
             self._progress,

@@ -161,7 +161,11 @@ def _read(store: ObjectStore, checkpoint_id: int) -> CompletedCheckpoint:
 def needed_objects(
     checkpoints: list[CompletedCheckpoint], sizes: Mapping[str, int]
 ) -> dict[str, CopiedObject]:
-    """Return all objects of the checkpoints by their names in a copy; *sizes* by those in the source."""
+    """
+    Return all objects of the checkpoints by their names in a copy.
+
+    *sizes* by those in the source.
+    """
     objects: dict[str, CopiedObject] = {}
 
     def need(source: str, kind: str, handle: FileStateHandle | None = None) -> None:
@@ -180,7 +184,7 @@ def needed_objects(
 
 
 def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the URLs of the locations that have objects which a fork names, parents of parents too."""
+    """Return the URLs of a fork's parents, and of their parents, that have its objects."""
     urls = []
     for name in paths:
         place = store

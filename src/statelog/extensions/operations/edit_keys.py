@@ -261,7 +261,11 @@ class EditTarget:
     def _written(
         self, overlays: Mapping[int, Overlay], checkpoint_id: int, closing: contextlib.ExitStack
     ) -> tuple[ChangelogStateHandle | None, int]:
-        """Make changes durable; return their handle and their bytes, and what closes their files."""
+        """
+        Make changes durable.
+
+        Return their handle and their bytes, and what closes their files.
+        """
         try:
             changes = self.codec.encode(overlays)
         except UNENCODABLE as error:
@@ -470,7 +474,7 @@ def _keys(table: pa.Table, path: str | os.PathLike[str]) -> list[Key]:
 def _structs(
     table: pa.Table, prefix: str, *, with_expiry: bool = True
 ) -> Iterator[dict[str, object]]:
-    """Yield the columns of a prefix as dicts, and with them when a value expires, if the file has it."""
+    """Yield the columns of a prefix as dicts, with the expiry of values, if the file has it."""
     start = len(prefix) + 1
     names = [name for name in table.column_names if name.startswith(f"{prefix}.")]
     columns = {name[start:]: table.column(name).to_pylist() for name in names}

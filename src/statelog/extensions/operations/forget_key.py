@@ -301,7 +301,7 @@ class _Forgetting:
     def _snapshots(
         self, paths_with_key: set[str], checkpoint_id: int
     ) -> Iterator[MaterializedHandle]:
-        """Write snapshots of all key groups for which the base needs an object in *paths_with_key*."""
+        """Write snapshots of the key groups that need an object in *paths_with_key*."""
         needed = {
             key_group
             for key_range in ranges_needing(self._base, paths_with_key)
@@ -356,7 +356,7 @@ class _Forgetting:
         return StagedRows(encode_streams(inline) if inline else None, tuple(files))
 
     def _attachments(self) -> Iterator[Attachment]:
-        """Yield what the checkpoint names besides its state, with rows of output without the key's."""
+        """Yield what the checkpoint names besides its state, without the key's rows of output."""
         for attachment in BatchRecord.of(self._base).attachments:
             if has_rows(attachment):
                 data = read_stream(self._store, attachment.handle, what="rows of output")
@@ -373,7 +373,11 @@ class _Forgetting:
         return FileStateHandle(path, len(data), checksum([data]))
 
     def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
-        """Return staged rows without those in which the key occurs; the same object if none does."""
+        """
+        Return staged rows without those in which the key occurs.
+
+        The same object if none does.
+        """
         table = staged_table(stream)
         numbers = [
             number for number, row in enumerate(staged_rows(table)) if not self._key.is_in_row(row)

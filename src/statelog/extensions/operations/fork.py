@@ -415,7 +415,11 @@ class _Begun:
 
 
 def _begun(new: LocationStore, parent: LocationStore, checkpoint_id: int | None) -> _Begun | None:
-    """Return the fork that an earlier call of the same arguments began in *new*; None without one."""
+    """
+    Return the fork that an earlier call of the same arguments began in *new*.
+
+    None without one.
+    """
     # A folder on local disk may stay without an object.
     numbers = [number for number in present_ids(new) if exists(new, PATHS.metadata(number))]
     entries = {number: readable(new, number) for number in numbers}
@@ -483,7 +487,7 @@ def _finished(
     *,
     copy: bool,
 ) -> Fork:
-    """Return a fork that an earlier call of the same arguments committed, and release its parent."""
+    """Return the fork that an earlier equal call committed, and release its parent."""
     checkpoint = begun.checkpoint
     if checkpoint is None:
         raise _in_use(new)

@@ -260,7 +260,11 @@ class Needs:
         return tuple(path for path in self._by_path if parse_parent_path(path) is not None)
 
     def handle_of(self, path: str) -> FileStateHandle | None:
-        """Return the handle of a snapshot or of staged rows; None for another object, or an orphan."""
+        """
+        Return the handle of a snapshot or of staged rows.
+
+        None for another object, or an orphan.
+        """
         return self._handles.get(path)
 
     def pins_of(self, checkpoints: Iterable[int]) -> tuple[str, ...]:

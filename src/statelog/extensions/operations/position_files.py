@@ -1,5 +1,7 @@
 """
-How far a query has read its sources: the files of its checkpointLocation, and whether they fit the state.
+How far a query has read its sources.
+
+The files of its checkpointLocation, and whether they fit the state.
 
 They are what a tag keeps and what a fork starts from: the offsets of one micro-batch, its entry in the
 commit log, and the logs of the sources up to it.  The log of a file source is reduced to one compact
@@ -184,7 +186,7 @@ def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -
 
 def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
     """
-    Return the input files that a query reads again after the micro-batch of *record*, and that are gone.
+    Return the input files that a query reads after *record*, and that no longer exist.
 
     Only files on local disk are looked for.
     """

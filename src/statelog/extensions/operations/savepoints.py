@@ -278,7 +278,11 @@ def query_store(
 def client_options(
     place: Location, store: LocationStore, options: Mapping[str, object] | None
 ) -> Mapping[str, object] | None:
-    """Return the options of *store*'s client for another place in the same kind of store; else None."""
+    """
+    Return the options of *store*'s client for another place in the same kind of store.
+
+    Else None.
+    """
     text = os.fspath(place)
     if is_known(text):
         same = kind_of(normalize_url(text)) is kind_of(store.url)

@@ -145,7 +145,11 @@ def _some_rows(name: str, table: pa.Table) -> Iterator[str]:
 
 
 def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None:
-    """Return the rows that the micro-batch of a checkpoint delivered; None if they were not staged."""
+    """
+    Return the rows that the micro-batch of a checkpoint delivered.
+
+    None if they were not staged.
+    """
     record = BatchRecord.of(stored.checkpoint)
     if record.delivery != Delivery.STAGED.value:
         return None
@@ -178,7 +182,7 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
 def _only_in(
     table: pa.Table, keys: list[Hashable], others: list[Hashable], batch_id: int, change: str
 ) -> Iterator[pa.Table]:
-    """Yield the rows of *table*, if any, whose *keys* are more often in it than among the others."""
+    """Yield the rows of *table* whose *keys* are more often in it than among the others."""
     more = Counter(keys) - Counter(others)
     rows = []
     for row, key in enumerate(keys):

@@ -154,7 +154,9 @@ def publisher(
     storage_options: Mapping[str, object] | None = None,
 ) -> TablePublisher:
     """
-    Return a publisher, which publishes one checkpoint after the other; arguments and errors as `publish`.
+    Return a publisher, which publishes one checkpoint after the other.
+
+    Arguments and errors as `publish`.
 
     Example:
         with publisher("s3://bucket/jobs/totals", iceberg="prod.jobs.totals") as publisher:
@@ -240,7 +242,7 @@ class TablePublisher:
         self._table.close()
 
     def publish(self, checkpoint: CheckpointName | None = None) -> PublishReport:
-        """Publish a checkpoint, and before it the tagged ones that are newer than the published one."""
+        """Publish a checkpoint, and before it newer tagged ones."""
         return self._attempted(given_checkpoint_id(self._store, checkpoint), None)
 
     def refresh(self) -> PublishReport | None:

@@ -252,7 +252,9 @@ class ChangeFeed:
 
     def batches(self, key_groups: KeyGroupRange | None = None) -> Iterator[pa.RecordBatch]:
         """
-        Yield the changes, some key groups at a time; the changes of a key are in the order of checkpoints.
+        Yield the changes, some key groups at a time.
+
+        The changes of a key are in the order of checkpoints.
 
         Args:
             key_groups: Which key groups; None for all.

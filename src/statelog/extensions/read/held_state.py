@@ -120,7 +120,9 @@ class HeldState(StateReader):
         self, variables: Sequence[str], keys: Sequence[object], now_ms: int
     ) -> list[KeyVersion]:
         """
-        Return the state of keys; each value is a dict from variables to what `LocationState.get` returns.
+        Return the state of keys.
+
+        Each value is a dict from variables to what `LocationState.get` returns.
 
         What expires at or before *now_ms* is left out.
         """
@@ -165,7 +167,11 @@ class HeldState(StateReader):
         return key_group, frozen
 
     def _table_of_keys(self, keys: Mapping[int, Collection[Key]]) -> pa.Table:
-        """Return the state of some keys in the columns of a snapshot; no row for a key without any."""
+        """
+        Return the state of some keys in the columns of a snapshot.
+
+        No row for a key without any.
+        """
         keyed = self._keyed
         keyed.borrow(keys)
         try:
@@ -183,7 +189,11 @@ class HeldState(StateReader):
     def _scan(
         self, rows: Mapping[str, VariableRows], key_groups: KeyGroupRange, expired_ms: int | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yield the rows of several variables, of the key groups held; made once where they can be."""
+        """
+        Yield the rows of several variables, of the key groups held.
+
+        Made once where they can be.
+        """
         for block_groups in blocks(self._held_groups):
             for name, variable in rows.items():
                 for batch in self._of_block(name, variable, block_groups, expired_ms):

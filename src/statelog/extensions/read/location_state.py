@@ -276,7 +276,9 @@ class LocationState(LocationReader):
         unreadable: list[UnreadableAttachment] | None = None,
     ) -> pa.Table:
         """
-        Return the dead letters that are kept: the calls of the processor that failed and were left out.
+        Return the dead letters that are kept.
+
+        The calls of the processor that failed and were left out.
 
         One row for each failed call, oldest first: `checkpoint_id` and `batch_id` of the micro-batch,
         `failed_at`, `operator`, `key`, `method`, the `timers` of a call for timers, `error`, `message`
@@ -324,7 +326,9 @@ class LocationState(LocationReader):
 
     def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
         """
-        Return the side outputs with rows that are kept, by name; arguments and errors: see `reader`.
+        Return the side outputs with rows that are kept, by name.
+
+        Arguments and errors: see `reader`.
 
         Blocks: On the store.
         """

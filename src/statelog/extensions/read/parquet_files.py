@@ -94,7 +94,11 @@ def _write(
     overwrite: bool,
     update: Callable[[str], None],
 ) -> dict[str, int]:
-    """Write all files under temporary names, then rename them; return the number of rows of each."""
+    """
+    Write all files under temporary names, then rename them.
+
+    Return the number of rows of each.
+    """
     counts = dict.fromkeys(files, 0)
     staged = {
         name: path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")

@@ -89,7 +89,9 @@ def run_sql(
 
 def run_sql_on(readers: Sequence[StateReader], statement: str, *, allow_files: bool) -> pa.Table:
     """
-    Return the result of a statement over the state of operators, as of one checkpoint; see `run_sql`.
+    Return the result of a statement over the state of operators, as of one checkpoint.
+
+    See `run_sql`.
 
     Variables whose name several operators have are left out.
     """

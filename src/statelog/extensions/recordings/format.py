@@ -36,7 +36,11 @@ from statelog.state.schema import OperatorStateSchema
 
 RECORDING: Final = "recording"
 DEAD_LETTERS: Final = "dead_letters"
-"""The kinds of the attachments with recordings: what the setting `record` asked for, and dead letters."""
+"""
+The kinds of the attachments with recordings.
+
+What the setting `record` asked for, and dead letters.
+"""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +187,11 @@ def cells_of(group: KeyGroupState, key: Key) -> Cells:
 
 
 def cells_after(cells: Cells, overlay: Overlay, key: Key, group: KeyGroupState) -> Cells:
-    """Return the cells of a key with its deltas folded in; *cells* and *overlay* stay as they are."""
+    """
+    Return the cells of a key with its deltas folded in.
+
+    *cells* and *overlay* stay as they are.
+    """
     after = dict(cells)
     for state_id, deltas in enumerate(overlay):
         if key not in deltas:

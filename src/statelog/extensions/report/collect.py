@@ -267,7 +267,11 @@ def _seconds_per_batch(checkpoints: Sequence[CheckpointFigures]) -> float | None
 
 
 def _orphans(store: ObjectStore) -> frozenset[str]:
-    """Return what `statelog gc` would delete; nothing where a damaged checkpoint hides its needs."""
+    """
+    Return what `statelog gc` would delete.
+
+    Nothing where a damaged checkpoint hides its needs.
+    """
     now = dt.datetime.fromtimestamp(wall_clock_seconds(), dt.UTC)
     try:
         report = collect_garbage(store, min_age=_ORPHAN_AGE, apply=False, now=now)

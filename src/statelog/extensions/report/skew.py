@@ -43,7 +43,9 @@ class KeyGroups:
 
 def largest_of(counts: Sequence[int]) -> tuple[int, float] | None:
     """
-    Return the key group with the largest count, and how many times the mean it has; None if all are 0.
+    Return the key group with the largest count, and how many times the mean it has.
+
+    None if all are 0.
 
     The key groups are evenly filled if that is 1.0.
     """

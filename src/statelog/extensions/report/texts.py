@@ -1,4 +1,8 @@
-"""Numbers as people read them: counts, sizes, durations.  The script of the page has the same forms."""
+"""
+Numbers as people read them: counts, sizes, durations.
+
+The script of the page has the same forms.
+"""
 
 from __future__ import annotations
 

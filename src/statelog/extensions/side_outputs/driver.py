@@ -1,4 +1,8 @@
-"""The rows of side outputs: attached to the checkpoint of their micro-batch, and delivered after its commit."""
+"""
+The rows of side outputs.
+
+Attached to the checkpoint of their micro-batch, and delivered after its commit.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def side_output_rows(
     operator: str | None,
     since: int,
 ) -> pa.Table:
-    """Return the rows of a side output that a checkpoint names, in the order of their checkpoints."""
+    """Return the rows of a side output that a checkpoint names, oldest first."""
     entries = [
         entry
         for entry in of_kinds(BatchRecord.of(checkpoint).attachments, SIDE_OUTPUT)

@@ -31,7 +31,11 @@ _PLAIN: Final = {pa.string(): str, pa.bool_(): bool, pa.float64(): float, pa.int
 
 
 def _certainly_fits(value: object, kind: type | None) -> bool:
-    """Return whether a value has the Python type of a column; the others are converted to find out."""
+    """
+    Return whether a value has the Python type of a column.
+
+    The others are converted to find out.
+    """
     if value.__class__ is not kind:
         return False
     return not isinstance(value, int) or -_INT64 <= value < _INT64

@@ -109,7 +109,7 @@ class Location:
 
 
 def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
-    """Return the newest retained checkpoint that a micro-batch committed, in the query's history."""
+    """Return the newest retained checkpoint of a micro-batch in the query's history."""
     listed = state.checkpoints()
     retained = [summary for summary in listed if summary.is_retained and not summary.is_given_up]
     for summary in reversed(retained):

@@ -183,7 +183,7 @@ class PlainExtensions(TaskExtensions):
 
 
 class KeyHandle(TaskHandle):
-    """The handle of one key, which says at once which states there are when asked for another one."""
+    """The handle of one key; asked for an unknown state, it names those that exist."""
 
     def _variable(self, asked: WantedVariable) -> BoundState:
         """Return the state object; of a reducing or aggregating state, what is kept."""

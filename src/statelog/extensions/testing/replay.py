@@ -225,7 +225,7 @@ def recorded_steps(
 def _with_broadcasts(
     store: ObjectStore, steps: Sequence[RecordedStep], unreadable: list[UnreadableAttachment]
 ) -> Iterator[RecordedStep]:
-    """Yield steps with the broadcast tables that they saw, without those whose tables are missing."""
+    """Yield steps with the broadcast tables that they saw, unless a table is missing."""
     tables: dict[str, pa.Table] = {}
     for step in steps:
         entries = step.task.broadcasts

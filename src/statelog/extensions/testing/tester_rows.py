@@ -1,4 +1,8 @@
-"""The input and the output of a task in a test: the rows, frames or tables that the test gives and gets."""
+"""
+The input and the output of a task in a test.
+
+The rows, frames or tables that the test gives and gets.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +156,11 @@ def format_of(
 
 
 def rows_as(schema: StructType, rows: object, name: str) -> pa.Table:
-    """Return a list of Rows or dicts as a table of a schema; raises `UsageError` if it does not fit."""
+    """
+    Return a list of Rows or dicts as a table of a schema.
+
+    Raises `UsageError` if it does not fit.
+    """
     if not isinstance(rows, list | tuple):
         raise UsageError(f"a schema needs a list of Rows or dicts, not {type(rows).__name__}")
     listed = [row.asDict(recursive=True) if isinstance(row, Row) else row for row in rows]

@@ -76,7 +76,7 @@ class BatchTimes:
 
 class QueryTimes:
     """
-    Reads the times and positions of a query's micro-batches from the files of its checkpointLocation.
+    Reads times and positions of micro-batches from a checkpointLocation.
 
     Thread: Spark's thread of the query.
     """
@@ -126,7 +126,7 @@ class QueryTimes:
     def with_positions(
         self, times: BatchTimes, batch_id: int, entry: OffsetEntry, before: OffsetEntry | None
     ) -> BatchTimes:
-        """Return times with the positions of the user's sources after and before the micro-batch."""
+        """Return times with the positions of the sources after and before the micro-batch."""
         offsets = self._of_user(entry)
         if offsets is None:  # named sources have no order
             return times
@@ -143,7 +143,11 @@ class QueryTimes:
         return replace(times, position_before=before_batch, source_logs=logs)
 
     def last_finished(self) -> tuple[int, str | None] | None:
-        """Return the newest finished micro-batch of earlier runs and its position; None for none."""
+        """
+        Return the newest finished micro-batch of earlier runs and its position.
+
+        None for none.
+        """
         batch_id = max(numbers_in(self._files, COMMITS), default=None)
         entry = None if batch_id is None else read_offsets(self._files, batch_id)
         if batch_id is None or entry is None:

@@ -348,7 +348,11 @@ class _AckParam(AccumulatorParam[list[TaskAck]]):
 
 
 class DirectDelivery:
-    """Gives the sink a frame whose evaluation runs the tasks; it has the rows when `run` returns."""
+    """
+    Gives the sink a frame whose evaluation runs the tasks.
+
+    It has the rows when `run` returns.
+    """
 
     is_staged = False
 

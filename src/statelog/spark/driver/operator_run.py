@@ -183,7 +183,7 @@ class OperatorRun:
         return any(ack.output.staged is not None for ack in upstream)
 
     def can_be_skipped(self, batch: MicroBatch, upstream: Sequence[TaskAck]) -> bool:
-        """Return whether the operator has no rows, no timer that is due, and no snapshot to write."""
+        """Return whether the operator has neither rows, a due timer nor a snapshot to write."""
         due_ms = self._location.state.due_ms[self._index]
         return not (
             self.reads(batch.times, upstream)

@@ -112,7 +112,7 @@ def _check_is_alone(
     newest_claim: Callable[[], str],
 ) -> None:
     """
-    Raise `FencedError` if another driver has planned the micro-batch of *record* since this run began.
+    Raise `FencedError` if another driver has planned this micro-batch since the start.
 
     A run begins with the newest micro-batch in the checkpointLocation.  Later ones are there only if
     another driver wrote them; after a loss of files they are missing.

@@ -152,7 +152,11 @@ class StateLocation:
     def _check(
         self, checkpoint: CompletedCheckpoint | None, first: FirstBatch, older_id: int | None
     ) -> bool:
-        """Return whether *checkpoint* has committed *first*; raise if the query cannot continue it."""
+        """
+        Return whether *checkpoint* has committed *first*.
+
+        Raise if the query cannot continue it.
+        """
         query = self._query
         settings = self._query.settings
         if checkpoint is None:
@@ -196,7 +200,7 @@ class StateLocation:
 
     def begin(self, times: BatchTimes) -> None:
         """
-        Set the time from which changes of a time to live count to that of the micro-batch that begins.
+        Set the time from which a changed time to live counts.
 
         The first commit of a run fixes it.  A micro-batch before it may have changed nothing, or been
         delivered again.

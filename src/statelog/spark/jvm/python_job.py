@@ -151,7 +151,11 @@ class OwnWorkers:
         return _SHARED if number is None else str(number)
 
     def environments(self, tasks: int) -> list[JavaObject]:
-        """Return the environment of each task's workers; none if the tasks have to share workers."""
+        """
+        Return the environment of each task's workers.
+
+        None if the tasks have to share workers.
+        """
         if tasks > len(self._environments):
             return []
         if tasks > 1 and tasks * self._queries.size() > self._cores:

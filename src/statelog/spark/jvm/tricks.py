@@ -45,7 +45,11 @@ class Trick(Enum):
     KEPT_PLANS = "keptPlans"
     """Plan the aggregation of a query once; else in each micro-batch."""
     INPUT_SIZE = "inputSize"
-    """Choose the number of tasks by the size of the input too; else by the time of earlier batches."""
+    """
+    Choose the number of tasks by the size of the input too.
+
+    Else by the time of earlier batches.
+    """
 
     @property
     def switch(self) -> str:

@@ -166,7 +166,11 @@ def check_not_reserved(name: str) -> None:
 
 
 class Declared(NamedTuple):
-    """What a processor asks for in `init`: its state, and what it declares to extensions, by name."""
+    """
+    What a processor asks for in `init`.
+
+    Its state, and what it declares to extensions, by name.
+    """
 
     state: OperatorStateSchema
     extras: Mapping[str, object]
@@ -227,7 +231,11 @@ class Declaration(Protocol):
 
     @staticmethod
     def batch_part(declared: object | None, settings: QuerySettings) -> object | None:
-        """Return what the tasks over a batch frame get; raises `UsageError` where it would not have an effect."""
+        """
+        Return what the tasks over a batch frame get.
+
+        Raises `UsageError` where it would not have an effect.
+        """
 
 
 def declaration_of(row: ExtensionRow) -> type[Declaration]:

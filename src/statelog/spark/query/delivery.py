@@ -1,5 +1,5 @@
 """
-How output rows are delivered to the user's sink, and the names under which sinks record micro-batches.
+The delivery of output rows to the user's sink, and the names of recorded micro-batches.
 
 *staged*: the driver commits the rows with the state and calls the sink after the commit; a replay
 delivers the same rows.  *direct*: the sink evaluates the tasks in one Spark job, and the driver

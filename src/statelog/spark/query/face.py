@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from statelog.spark.worker.extension import TaskRun
 
 FACE: Final = "__statelog_face__"
-"""The attribute of a processor's class that names its face; a class without it has the face of Rows."""
+"""
+The attribute of a processor's class that names its face.
+
+A class without it has the face of Rows.
+"""
 
 
 class AnyProcessor(Protocol):
@@ -45,7 +49,7 @@ class AnyProcessor(Protocol):
 
 
 class Methods(NamedTuple):
-    """The names of a processor's methods for rows, for timers that are due, and for initial state."""
+    """The names of a processor's methods for rows, for timers and for initial state."""
 
     rows: str
     timer: str
@@ -101,7 +105,11 @@ def face_of(processor: object) -> Face:
 
 
 def pandas_face_of(processor: object) -> Face:
-    """Return the face of a processor of pandas frames; raises `UsageError` for one of another face."""
+    """
+    Return the face of a processor of pandas frames.
+
+    Raises `UsageError` for one of another face.
+    """
     face = face_of(processor)
     if not face.handles_single_keys:
         raise UsageError(

@@ -85,7 +85,11 @@ def columns_to_read(
 
 
 def columns_read(function: FunctionType, columns: Collection[str]) -> frozenset[str] | None:
-    """Return the *columns* that `handleInputRows` reads of its rows; None if that is not certain."""
+    """
+    Return the *columns* that `handleInputRows` reads of its rows.
+
+    None if that is not certain.
+    """
     method = _source(function)
     if method is None:
         return None
@@ -194,7 +198,7 @@ class _Proof:
         return _ROW if self._is_call(node, _TO_ROW) else _OTHER
 
     def _is_call(self, node: ast.AST, names: Collection[str]) -> bool:
-        """Return whether *node* calls one of the built-in functions, with rows as its only argument."""
+        """Return whether *node* calls a built-in function with rows as the only argument."""
         if not (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
@@ -272,7 +276,7 @@ class _Proof:
         )
 
     def _check_use(self, node: ast.expr, columns: Collection[str], read: set[str]) -> None:
-        """Check the use of an expression that is a row or rows, and note the column that it reads."""
+        """Check how an expression of rows is used, and collect the column that it reads."""
         parent = self._parents[node]
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             return  # see `_check_bindings`

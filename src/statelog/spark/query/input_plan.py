@@ -108,7 +108,7 @@ def check_output_column(name: str, output: StructType, *, has_watermark: bool) -
 
 
 def with_event_time(output: StructType, name: str, source: StructType) -> StructType:
-    """Return *output* with a column marked as event time, with the watermark's delay of *source*."""
+    """Return *output* with a column marked as event time, with the delay of *source*."""
     delays = [column.metadata.get(_WATERMARK_KEY, 0) for column in source]
     mark = {_WATERMARK_KEY: max(delays, default=0)}
     return StructType(

@@ -99,7 +99,7 @@ def _unpicklable_attribute(processor: AnyProcessor) -> str:
 
 
 def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bool) -> None:
-    """Reject methods that cannot be called with their arguments, before the first rows or timers come."""
+    """Reject methods that cannot be called with their arguments, before the first rows."""
     face = face_of(processor)
     base = face.processor_type
     of_rows, of_timer, of_initial = face.methods

@@ -1,4 +1,4 @@
-"""The figures of one micro-batch, for log, callbacks and report, and the callers' objects that get them."""
+"""The figures of one micro-batch, and the callers' objects that get them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,11 @@ class Observers:
     metrics: Metrics | None = None
 
     def after(self, before: Observers) -> Observers:
-        """Return them and the observers of earlier operators together; raise `UsageError` for two of a kind."""
+        """
+        Return them and the observers of earlier operators together.
+
+        Raise `UsageError` for two of a kind.
+        """
         pairs = {
             "on_progress": (self.on_progress, before.on_progress),
             "metrics": (self.metrics, before.metrics),

@@ -74,7 +74,11 @@ def _nearest(key: str) -> str:
 
 
 def unknown_arguments(arguments: Mapping[str, object]) -> dict[str, str]:
-    """Return the arguments that are not settings, with the nearest setting or ""; options have a dot."""
+    """
+    Return the arguments that are not settings, with the nearest setting or "".
+
+    Options have a dot.
+    """
     unknown = sorted(name for name in arguments if name not in SETTINGS and "." not in name)
     return {name: _nearest(name) for name in unknown}
 
@@ -164,7 +168,7 @@ def _taken(values: Values, key: str, default: T) -> T:
 
 
 def _find(places: tuple[Place, ...], key: str) -> Option | ForeignKey:
-    """Return the setting, or the option of docs/reference/options.md, that *key* names in a place."""
+    """Return the setting or the option that *key* names in a place."""
     if (name := _NAMES.get(_plain(key))) is None:
         return _find_option(key)
     setting = _DECLARED[name]

@@ -44,7 +44,7 @@ from statelog.store.paths import STATE_FOLDER
 CONF_PREFIX: Final = "spark.statelog."
 OPTION_PREFIX: Final = "statelog."
 BESIDE_CHECKPOINT: Final = "checkpoint"
-"""The value of stateLocation for the folder in the checkpointLocation, also in a session with a base folder."""
+"""The value of stateLocation for the folder in the checkpointLocation."""
 
 
 class Place(enum.Enum):

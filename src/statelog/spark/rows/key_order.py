@@ -49,7 +49,7 @@ NO_ROWS = KeyOrder(np.empty(0, np.int64), np.empty(0, np.int64), [0], {})
 
 @dataclass(slots=True)
 class KeptRows:
-    """The rows of a task's input in columns, their order, and one row of key columns for each key."""
+    """The rows of a task's input in columns, in the order of keys, and the distinct keys."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     order: KeyOrder = NO_ROWS

@@ -217,7 +217,11 @@ def rule_of(kind: DataType) -> KeyType:
 
 
 def grouping_keys(columns: StructType) -> StructType:
-    """Return the grouping columns as keys have them: all of them, and all inside of them, may be null."""
+    """
+    Return the grouping columns as keys have them.
+
+    All of them, and all inside of them, may be null.
+    """
     for field in columns:
         for path, kind in parts_of(field.name, field.dataType):
             rule = rule_of(kind)

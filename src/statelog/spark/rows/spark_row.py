@@ -1,4 +1,8 @@
-"""Rows as PySpark's `Row`s: an iterator of Rows for each key, and the Rows that a processor yields."""
+"""
+Rows as PySpark's `Row`s.
+
+An iterator of Rows for each key, and the Rows that a processor yields.
+"""
 
 from __future__ import annotations
 

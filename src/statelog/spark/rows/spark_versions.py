@@ -115,7 +115,11 @@ def parsed_ddl(session: SparkSession, text: str) -> types.DataType:
 
 
 def setting_or(session: SparkSession, name: str, absent: str) -> str | None:
-    """Return a setting, set or Spark's default; *absent* on 3.5, which does not have its default."""
+    """
+    Return a setting, set or Spark's default.
+
+    *absent* on 3.5, which does not have its default.
+    """
     return session.conf.get(name) if SPARK >= (4, 0) else session.conf.get(name, absent)
 
 
@@ -168,7 +172,7 @@ def progress_fields(progress: Any) -> dict[str, Any]:
 
 
 def progress_of(fields: Mapping[str, Any]) -> StreamingQueryProgress:
-    """Return the progress of a trigger, given in the form of JSON, as a query of Spark returns it."""
+    """Return the progress of a trigger from its JSON, as a query of Spark does."""
     if SPARK < (4, 0):
         return dict(fields)  # type: ignore[return-value]
     # Imported here, because tasks do not need it.
@@ -181,7 +185,11 @@ DATE_AND_TIME_TYPES: Final[tuple[type[types.DataType], ...]] = tuple(
     getattr(types, name)
     for name in offered(types, ("DateType", "TimestampType", "TimestampNTZType", "TimeType"))
 )
-"""The types of dates and times in this version; 4.0 has neither times nor a common base of these."""
+"""
+The types of dates and times in this version.
+
+4.0 has neither times nor a common base of these.
+"""
 
 
 def frames_are_inferred(*, has_initial: bool) -> bool:
@@ -224,7 +232,7 @@ def hashed_to(partitions: int, partition: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def values_by_partition(partitions: int) -> tuple[int, ...]:
-    """Return for each partition an int with `pmod(hash(value), partitions)`, Murmur3 with seed 42."""
+    """Return for each partition an int that Spark's hash (Murmur3, seed 42) sends there."""
     by_partition: dict[int, int] = {}
     start = 0
     step = 16 * partitions

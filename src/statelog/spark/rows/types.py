@@ -159,7 +159,11 @@ def _value_bytes(kind: pa.DataType) -> int | None:
 
 
 def known_zone(name: str) -> str:
-    """Return a time zone that Arrow and Python know; UTC for one that only Java does, as `PST` and `Z`."""
+    """
+    Return a time zone that Arrow and Python know.
+
+    UTC for one that only Java does, as `PST` and `Z`.
+    """
     try:
         pa.lib.string_to_tzinfo(name)
     except Exception:  # of the package by which Arrow finds time zones
@@ -187,7 +191,11 @@ def table_of(values: object, what: str) -> pa.Table:
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Return a table without views of texts, which Arrow has few functions for; Polars makes them."""
+    """
+    Return a table without views of texts, which Arrow has few functions for.
+
+    Polars makes them.
+    """
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     schema = pa.schema(
         [field.with_type(plain.get(field.type, field.type)) for field in table.schema]

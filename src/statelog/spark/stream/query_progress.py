@@ -247,7 +247,7 @@ def state_operator(
 def idle_operator(
     operators: Sequence[OperatorDefinition], before: BatchProgress
 ) -> dict[str, object]:
-    """Return an entry of `stateOperators` for a trigger without effect, after the batch *before*."""
+    """Return an entry of `stateOperators` for a trigger without effect, after *before*."""
     nothing = BatchProgress(
         batch_id=before.batch_id,
         checkpoint_id=before.checkpoint_id,

@@ -80,7 +80,11 @@ class TaskRun(Protocol):
 
 
 def keyed_state(processor: AnyProcessor, state: AnyState) -> KeyedState:
-    """Return the state of a processor that is called key by key; raises `InvariantError` for another."""
+    """
+    Return the state of a processor that is called key by key.
+
+    Raises `InvariantError` for another.
+    """
     if not face_of(processor).handles_single_keys:
         raise InvariantError(f"{type(processor).__name__} is not called key by key")
     return cast("KeyedState", state)
@@ -268,7 +272,11 @@ class TaskExtensions:
         return error
 
     def answers(self, watch: Stopwatch) -> dict[str, object]:
-        """Return what the extensions answer, by name; raises `StoreError` where it is not durable."""
+        """
+        Return what the extensions answer, by name.
+
+        Raises `StoreError` where it is not durable.
+        """
         answers: dict[str, object] = {}
         for name, extension in self._by_name.items():
             answer = extension.answer()

@@ -262,7 +262,11 @@ class StagedOutputParts(OutputParts):
         """The number of rows in each of the files."""
 
     def spill(self) -> None:
-        """Write the batches to a file of the state location; none is of rows before and after a mark."""
+        """
+        Write the batches to a file of the state location.
+
+        None is of rows before and after a mark.
+        """
         batches = self.take()
         # A file ends at each mark, so that a rollback deletes whole files.
         before = self._batch_count - len(batches)

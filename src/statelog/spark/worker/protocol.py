@@ -148,7 +148,11 @@ class TaskSpec:
 
 
 def part_of(extras: Mapping[str, object], name: str, kind: type[_Part]) -> _Part | None:
-    """Return the part of an extension in the extras of a `TaskSpec` or a `TaskAck`; None for no part."""
+    """
+    Return the part of an extension in the extras of a `TaskSpec` or a `TaskAck`.
+
+    None for no part.
+    """
     part = extras.get(name)
     if part is None or isinstance(part, kind):
         return part

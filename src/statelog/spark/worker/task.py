@@ -234,7 +234,7 @@ def _read(
 
 
 def _keeping(rows: TaskRows) -> TaskRows:
-    """Return the rows of a task whose inputs keep them in columns, where they may be needed again."""
+    """Return the rows of a task with inputs that keep them in columns."""
     return replace(rows, row_format=KeepingFormat(rows.row_format))
 
 
@@ -255,7 +255,7 @@ def _output(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A task that runs: its worker's state, its instructions, what it writes, its run, its figures."""
+    """A task that runs: its worker's state, instructions, uploads, run and figures."""
 
     worker_state: KeptState
     spec: TaskSpec
@@ -353,7 +353,11 @@ def _load(
 
 
 def _snapshot(task: _Task, checkpoint_id: int) -> _Snapshot:
-    """Write a snapshot of *checkpoint_id*; a failure costs nothing, because the log has all changes."""
+    """
+    Write a snapshot of *checkpoint_id*.
+
+    A failure costs nothing, because the log has all changes.
+    """
     try:
         fail_point("before-snapshot")
         return _Snapshot(_write_snapshot(task, checkpoint_id))

@@ -45,7 +45,11 @@ _log = logging.getLogger("statelog")
 _MAGIC: Final = b"SLRUN\x00\x00\x01"
 _TAIL: Final = struct.Struct("<IIQ8s")
 _HASHES: Final = b"2"
-"""Version of the hashes of keys: rows are found by them.  In version 1 structs were hashed otherwise."""
+"""
+Version of the hashes of keys: rows are found by them.
+
+In version 1 structs were hashed otherwise.
+"""
 _SUFFIX: Final = ".run"
 _HALF_WRITTEN_SECONDS: Final = 3600
 _FORGOTTEN_SECONDS: Final = 7 * 24 * 3600

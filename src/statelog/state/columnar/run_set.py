@@ -348,7 +348,11 @@ class RunSet:
             self._without_files(error)
 
     def is_whole(self, run: SortedRun) -> bool:
-        """Return whether a run is all state of its key groups: none of it was superseded, moved or changed."""
+        """
+        Return whether a run is all state of its key groups.
+
+        None of it was superseded, moved or changed.
+        """
         key_groups = run.key_group_range
         # The replay went on after the file was written, and may have changed keys of it.
         is_current = all(self.by_group.get(key_group) is run for key_group in key_groups)
@@ -436,7 +440,7 @@ class RunSet:
     def _newest_files(
         self, local: RunFiles, handle: ChangelogStateBackendHandle, key_groups: set[int]
     ) -> dict[int, tuple[int, RunFile]]:
-        """Return by key group the newest file that the checkpoint still refers to, and its version."""
+        """Return by key group the newest file that the checkpoint needs, and its version."""
         # A file is as new as the checkpoint whose handle it names; its own number may be of a
         # different run.
         ids = _known_ids(handle, key_groups)

@@ -185,7 +185,11 @@ def group_order(key_groups: npt.NDArray[np.int32]) -> RowNumbers:
 
 
 def by_key_group(table: pa.Table) -> pa.Table:
-    """Return rows in the columns of a snapshot by key group; several chunks if they are too large."""
+    """
+    Return rows in the columns of a snapshot by key group.
+
+    Several chunks if they are too large.
+    """
     order = group_order(table.column(0).to_numpy())
     try:
         return pa.Table.from_batches([one_batch(table).take(pa.array(order))])

@@ -491,7 +491,11 @@ def equal_float(value: float) -> float:
 
 
 def equal_key(kind: pa.DataType, factory: StructFactory) -> Converter | None:
-    """Return a converter of a map key in its canonical form, so that equal ones are equal; or None."""
+    """
+    Return a converter of a map key in its canonical form, so that equal ones are equal.
+
+    Or None.
+    """
     if pa.types.is_floating(kind):
         return equal_float
     if not pa.types.is_struct(kind):

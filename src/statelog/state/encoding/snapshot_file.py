@@ -68,7 +68,11 @@ class SnapshotWriter:
             self._writer.write_batch(batch, row_group_size=_ROW_GROUP_SIZE)
 
     def finish(self) -> pa.Buffer:
-        """Return the file, uncompressed if it would expand too much; without rows if none were written."""
+        """
+        Return the file, uncompressed if it would expand too much.
+
+        Without rows if none were written.
+        """
         self._writer.close()
         data = self._sink.getvalue()
         try:

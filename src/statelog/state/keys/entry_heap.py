@@ -34,7 +34,11 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class ChunkedColumn:
-    """Values of any type, as Arrow arrays; *what* they are, for the error that they are too large."""
+    """
+    Values of any type, as Arrow arrays.
+
+    *what* they are, for the error that they are too large.
+    """
 
     def __init__(self, kind: pa.DataType, what: str = "") -> None:
         self._kind = kind

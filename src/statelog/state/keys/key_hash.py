@@ -88,7 +88,11 @@ def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
 
 
 def _struct(kind: pa.StructType) -> _ColumnHasher | None:
-    """Return a hasher of structs, such as windows of time: the hash of the fields, one after the other."""
+    """
+    Return a hasher of structs, such as windows of time.
+
+    The hash of the fields, one after the other.
+    """
     hashers = [_hasher(kind.field(index).type) for index in range(kind.num_fields)]
     present = [hasher for hasher in hashers if hasher is not None]
     if len(present) < len(hashers):

@@ -1,5 +1,5 @@
 """
-The newest checkpoint, those between two, and what leads from the state of one to the state of another.
+The newest checkpoint, the checkpoints between two, and the changes between their states.
 
 Every handle has a unique name.  State as of one checkpoint can be brought forward by the log of
 another one if both have the same handles up to the older one.  That is decided for each key group, so
@@ -79,7 +79,7 @@ def newest_after(
 
 
 def _is_stored(store: ObjectStore, last_read: CompletedCheckpoint | None) -> bool:
-    """Return whether the location still has the checkpoint read last, and not another one of its number."""
+    """Return whether the location still has the checkpoint read last under its number."""
     if last_read is None:
         return False
     entry = readable(store, last_read.checkpoint_id)

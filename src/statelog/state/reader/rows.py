@@ -159,7 +159,11 @@ def _hashable(value: object) -> object:
 
 
 class CollectionRows(VariableRows):
-    """Makes one row of each key, with its whole list, map or timers; a value as `VariableRows` does."""
+    """
+    Makes one row of each key, with its whole list, map or timers.
+
+    A value as `VariableRows` does.
+    """
 
     def __init__(self, codec: OperatorCodec, state_id: int) -> None:
         super().__init__(codec, state_id)

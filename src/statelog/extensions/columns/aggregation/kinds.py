@@ -158,7 +158,11 @@ def is_ordered(kind: DataType) -> bool:
 
 
 def check_ordered(title: str, kind: DataType, verb: str = "orders") -> None:
-    """Reject a type whose values Arrow does not order as Spark does; *verb* says what *title* does."""
+    """
+    Reject a type whose values Arrow does not order as Spark does.
+
+    *verb* says what *title* does.
+    """
     if not is_ordered(kind):
         raise UsageError(
             f"{title} {verb} numbers, text, binary, booleans, dates and timestamps, not "
@@ -498,7 +502,7 @@ _HASHED = "CASE WHEN {0} IS NOT NULL THEN xxhash64({0}) END"
 
 
 def log_of_buckets(rsd: float) -> int:
-    """Return log2 of the number of buckets for a relative standard deviation, if a sketch has it."""
+    """Return log2 of the buckets for a relative standard deviation, if a sketch has it."""
     log_buckets = math.ceil(2 * math.log2(1.04 / rsd)) if 0 < rsd < 1 else 0
     if rsd >= 1 or rsd <= 0 or log_buckets > _MOST:
         raise UsageError(

@@ -144,7 +144,11 @@ def _planned(
 def _with_parts(
     kinds: Mapping[str, AggregateKind], arguments: Mapping[str, Sequence[str]]
 ) -> tuple[tuple[NamedAggregate, ...], tuple[tuple[str, str], ...]]:
-    """Return the aggregates with their parts, and the partial results: SQL and name of each part."""
+    """
+    Return the aggregates with their parts, and the partial results.
+
+    SQL and name of each part.
+    """
     merged: list[NamedAggregate] = []
     partials: list[tuple[str, str]] = []
     for name, kind in kinds.items():

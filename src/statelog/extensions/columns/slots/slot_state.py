@@ -77,7 +77,11 @@ class SlotState(StateCache[Writes]):
         return 0 if self._staged else self.table.expire()
 
     def version(self, key_group: int) -> int:
-        """Return the checkpoint of a key group; -1 for the empty state, `ABSENT` if it is not held."""
+        """
+        Return the checkpoint of a key group.
+
+        -1 for the empty state, `ABSENT` if it is not held.
+        """
         return self._versions.get(key_group, ABSENT)
 
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:

@@ -102,7 +102,11 @@ class SlotTable:
         return keys.slots
 
     def _without_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
-        """Return which slots are -1 or have no cell: a key group that was emptied keeps its slots."""
+        """
+        Return which slots are -1 or have no cell.
+
+        A key group that was emptied keeps its slots.
+        """
         return (slots < 0) | ~self._with_cells(np.maximum(slots, 0))
 
     def _with_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
@@ -409,7 +413,11 @@ class SlotTable:
         return len(moved)
 
     def _to_cold(self, block_groups: KeyGroupRange, slots: RowNumbers) -> list[int]:
-        """Copy some of the key groups of slots to cold runs; return those that fit into one array."""
+        """
+        Copy some of the key groups of slots to cold runs.
+
+        Return those that fit into one array.
+        """
         slots_of_part = slots[are_in(self.index.key_groups(slots), block_groups)]
         try:
             self.cold.place(

@@ -1,5 +1,5 @@
 """
-The verbs that change or repair a location; each calls an operation of `statelog.extensions.operations`.
+The verbs that change or repair a location.
 
     savepoints  tag, fork and copy
     rewind      rewind

@@ -107,7 +107,11 @@ class DeltaSink:
 
 
 def written_by_spark(target: Target, source: str) -> Sink:
-    """Return the sink of a format of Spark's batch writer: Delta is written once, others at least once."""
+    """
+    Return the sink of a format of Spark's batch writer.
+
+    Delta is written once, others at least once.
+    """
     return DeltaSink(target) if source == _DELTA else batch_writer(target, source)
 
 
@@ -123,7 +127,11 @@ class _Application:
         return self.name
 
     def batch_of(self, transaction: Transaction, batch: DeliveredBatch) -> DeliveredBatch | None:
-        """Return the micro-batch of a transaction of this query, in any state location; else None."""
+        """
+        Return the micro-batch of a transaction of this query, in any state location.
+
+        Else None.
+        """
         query, _, location = transaction.application.partition(_SEPARATOR)
         if transaction.application == self.name:
             location = batch.location_id

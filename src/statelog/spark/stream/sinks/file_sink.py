@@ -122,7 +122,7 @@ class FileEntries:
         self._last: int | None = None
         """The newest entry, as this run left it."""
         self._recorded: Sequence[int] = ()
-        """The entries of this query that have a record, from the first micro-batch of the run on."""
+        """The entries of this query that have a record, since the first micro-batch of the run."""
 
     def has_log(self) -> bool:
         """Return whether Spark's streaming file sink has written to the folder."""
@@ -175,7 +175,7 @@ class FileEntries:
         return newest + 1
 
     def end(self, entry: int) -> None:
-        """Forget the micro-batches of this query before an entry, which cannot be delivered again."""
+        """Forget the micro-batches before an entry, which cannot be delivered again."""
         self._last = entry
         self._forget(self._recorded)
         self._recorded = (entry,)

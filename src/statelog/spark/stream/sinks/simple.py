@@ -37,7 +37,7 @@ RowFunction: TypeAlias = "Callable[[Row], None] | SupportsProcess"
 """What `foreach` takes."""
 
 ONE_TIME: Final = ("console", "memory", "noop")
-"""Formats whose queries get a temporary checkpointLocation, as with `foreach` and `foreachBatch`."""
+"""Formats whose queries get a temporary checkpointLocation, as with `foreach`."""
 
 _READ_ONLY: Final = (
     "binaryfile",
