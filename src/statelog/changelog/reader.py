@@ -413,7 +413,7 @@ def _first_path(part: Part) -> str:
     """
     Return the first file of a handle.
 
-    Those of one checkpoint may share it, and its one request.
+    The handles of one checkpoint may share it, and its one request.
     """
     for entry in part[0].handles_and_offsets:
         if isinstance(entry.handle, FileStateHandle):

@@ -278,7 +278,7 @@ class _Place:
 
     @property
     def key_groups(self) -> KeyGroupRange:
-        """The key groups of the operator, after those of the operators before it."""
+        """The key groups of the operator; they follow the operators before it."""
         count = self.settings.max_parallelism
         return KeyGroupRange(len(self.before) * count, (len(self.before) + 1) * count - 1)
 

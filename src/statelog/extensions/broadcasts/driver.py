@@ -212,7 +212,7 @@ class DeclaredBroadcasts:
         return {"broadcast": self._broadcast}
 
     def _broadcast(self, name: str) -> Unusable:
-        """Declare a broadcast table; the result cannot be read, because `init` has no rows."""
+        """Declare a broadcast table; the result cannot be read, because `init` is called without rows."""
         self._names.append(name)
         return Unusable(
             f"broadcast table {name!r}: read it while rows or timers are handled, not in init()"

@@ -261,7 +261,7 @@ class ColumnarDriverHandle(DriverHandle):
     def getColumnState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> object:
-        """Declare a variable; the result cannot be used, because `init` has no keys."""
+        """Declare a variable; the result cannot be used, because `init` is called without keys."""
         return super()._variable(
             WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
         )

@@ -61,7 +61,7 @@ def _input(tester: Tester, rows: pa.Table | None) -> ColumnarInput:
     keys = tester._keys
     if keys is None:
         raise UsageError("a tester of a columnar processor needs a keySchema")
-    # As Spark sends them: the key group, the columns of the key, then those of the input.
+    # As Spark sends them: the key group, the columns of the key, the columns of the input.
     layout = InputLayout(tuple(range(1, 1 + len(keys))), 1 + len(keys))
     task_input = ColumnarInput(layout, KeyCodec(keys))
     if rows is None or not rows.num_rows:

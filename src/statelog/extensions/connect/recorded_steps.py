@@ -186,6 +186,6 @@ def _plan_id(frame: Any) -> int:
 
 def _with_id(frame: DataFrame, plan_id: int) -> DataFrame:
     """Change the id of the plan of a frame, which a call has just made; return the frame."""
-    plan: Any = frame._plan
+    plan = frame._plan
     setattr(plan, _ID if hasattr(plan, _ID) else "_plan_id", plan_id)
     return frame

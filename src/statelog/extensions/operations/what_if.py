@@ -273,21 +273,21 @@ def what_if(
         )
         source = _Source(parent, StoredQuery(query), last, storage_options)
         run = _Run(source, fork, changed)
-        beside = None
+        unchanged = None
         if as_it_runs is not None:
-            beside = _Run(source, stack.enter_context(_second_fork(source, fork)), as_it_runs)
+            unchanged = _Run(source, stack.enter_context(_second_fork(source, fork)), as_it_runs)
         outcomes = []
         tables = []
         for batch_id in source.batches_after(fork.batch_id):
-            outcome, differences = _compared(batch_id, source, run, beside)
+            outcome, differences = _compared(batch_id, source, run, unchanged)
             outcomes.append(outcome)
             if differences is not None and differences.num_rows:
                 tables.append(differences)
             if on_batch is not None:
                 on_batch(batch_id, record.batch_id)
         same = None
-        if beside is not None:
-            state = _state(parent, last, beside.store)
+        if unchanged is not None:
+            state = _state(parent, last, unchanged.store)
             same = not any(table.num_rows for table in state.values())
         return WhatIf(
             fork=fork,
@@ -402,11 +402,11 @@ class _Run:
 
 
 def _compared(
-    batch_id: int, source: _Source, run: _Run, beside: _Run | None
+    batch_id: int, source: _Source, run: _Run, unchanged: _Run | None
 ) -> tuple[BatchOutcome, pa.Table | None]:
     """Repeat a micro-batch; return what it did, and the rows that differ, if they can be known."""
     after = run.batch(batch_id)
-    before = source.rows_of(batch_id) if beside is None else beside.batch(batch_id)
+    before = source.rows_of(batch_id) if unchanged is None else unchanged.batch(batch_id)
     differences = None if before is None else row_differences(batch_id, before, after)
     outcome = BatchOutcome(
         batch_id=batch_id,

@@ -124,8 +124,8 @@ def _recorded_steps(
     if not values and refused is not None:
         raise refused
     # Without a recording the text stands for the key, in the error that there is none.
-    wanted = values[0] if values else tuple(key)
-    return recorded_steps(store, wanted, unreadable=unreadable, operator=operator, since=since)
+    sought = values[0] if values else tuple(key)
+    return recorded_steps(store, sought, unreadable=unreadable, operator=operator, since=since)
 
 
 def _processor(name: str, location: str) -> StatefulProcessor:

@@ -93,7 +93,7 @@ class DriverHandle(StateVariables):
         return {name: noted.declared() for name, noted in self._declarations.items()}
 
     def _variable(self, variable: WantedVariable) -> object:
-        """Declare a state variable; the result cannot be used, because `init` has no key."""
+        """Declare a state variable; `init` cannot use the result, which belongs to a key."""
         name = variable.name
         self._check_name(name)
         self._check_time_to_live(name, variable.ttl_ms)

@@ -92,7 +92,7 @@ class KeptStates:
         """Return the state of a task, and forget states without a task for `KEPT_S`."""
         name = _name_of(spec)
         now_s = self._clock()
-        # Forget what a rewind or another run has made wrong, and what nobody asked for in a while.
+        # Forget what a rewind or another run has made wrong, and what was not used for a while.
         old = [
             other_name
             for other_name, worker_state in self._by_name.items()

@@ -268,7 +268,7 @@ def _parsed(name: str) -> tuple[KeyGroupRange, int] | None:
 def _make_private(folder: Path) -> None:
     """Create a private folder; reject one that others can write to."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # State may be read back from here, so nobody else may put files into it.
+    # State is read back from here, so no other user may put files into it.
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(f"{folder} is not a folder of user {os.getuid()}")

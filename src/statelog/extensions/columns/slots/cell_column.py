@@ -1,7 +1,7 @@
 """
 The cells of one variable, by slot.
 
-A cell is the value of a key, or the list of its timers.  It stands in a heap, and each slot has the
+A cell is the value of a key, or the list of its timers.  It is in a heap, and each slot has the
 position of its cell there.  What a micro-batch writes is *pending*: reads see it at once, but it
 counts only after `fold`, once its checkpoint is committed.  `forget_pending` drops it::
 
