@@ -27,7 +27,7 @@ from statelog.extensions.operations.copy_plan import parents_of
 from statelog.extensions.operations.edit_keys import EditTarget
 from statelog.extensions.operations.key_traces import (
     KeyTrace,
-    Needs,
+    ObjectUses,
     SoughtKey,
     has_rows,
     ranges_needing,
@@ -201,7 +201,7 @@ class _Forgetting:
             cleaned = self._collect()
             return replace(report, deleted=cleaned.deleted, outside=cleaned.outside)
         refuse_pinned(self._store.url, traces)
-        before = Needs(self._store, self._base).checkpoints
+        before = ObjectUses(self._store, self._base).checkpoints
         if dry_run:
             doomed = tuple(trace.path for trace in traces if parse_parent_path(trace.path) is None)
             outside = tag_releases(self._store)
@@ -225,7 +225,7 @@ class _Forgetting:
         outside = self._collect().outside
         recordings.forget_key(self._store, self._key.values, operator=self._key.operator_id)
         remaining = {info.path for info in self._store.list()}
-        retained = Needs(self._store, newest).checkpoints
+        retained = ObjectUses(self._store, newest).checkpoints
         return replace(
             self._report(newest, checkpoint_id, False),
             parents=report.parents,
@@ -278,22 +278,22 @@ class _Forgetting:
 
     def _traces(self, newest: CompletedCheckpoint) -> tuple[KeyTrace, ...]:
         """Return the objects that hold the key, read one after the other."""
-        needs = Needs(self._store, newest)
+        uses = ObjectUses(self._store, newest)
         traces = []
         listed = {info.path for info in self._store.list()}
-        for path in sorted({*listed, *needs.parent_objects}):
+        for path in sorted({*listed, *uses.parent_objects}):
             self._on_progress(path)
             try:
-                kind = self._key.is_in_object(self._store, path, needs.handle_of(path))
+                kind = self._key.is_in_object(self._store, path, uses.handle_of(path))
             except ObjectNotFoundError:
                 continue  # deleted meanwhile
             if kind is not None:
-                traces.append(needs.trace(path, kind))
+                traces.append(uses.trace(path, kind))
         recorded = recordings.objects_with_key(
             self._store, self._key.values, operator=self._key.operator_id
         )
         traced = {trace.path for trace in traces}
-        traces += [needs.trace(path, "recording") for path in recorded if path not in traced]
+        traces += [uses.trace(path, "recording") for path in recorded if path not in traced]
         return tuple(traces)
 
     # --- new objects without the key ----------------------------------------------------------------

@@ -226,7 +226,7 @@ class KeyTrace:
     leaves: str
 
 
-class Needs:
+class ObjectUses:
     """Which retained checkpoints need which objects."""
 
     def __init__(self, store: ObjectStore, newest: CompletedCheckpoint) -> None:
@@ -280,10 +280,11 @@ class Needs:
         needed = tuple(self._by_path.get(path, ()))
         pins = self.pins_of(needed)
         return KeyTrace(
-            path=path, kind=kind, checkpoints=needed, pins=pins, leaves=self._leaves(path, needed)
+            path=path, kind=kind, checkpoints=needed, pins=pins, leaves=self._removal(path, needed)
         )
 
-    def _leaves(self, path: str, needed: tuple[int, ...]) -> str:
+    def _removal(self, path: str, needed: tuple[int, ...]) -> str:
+        """Return when an object is deleted, as the end of a sentence."""
         if parse_parent_path(path) is not None:
             return "with the key in the parent of this fork: forget it there too"
         if not needed:
@@ -322,7 +323,11 @@ def ranges_needing(checkpoint: CompletedCheckpoint, paths: Container[str]) -> li
         for entry in log.handles_and_offsets
     ]
     handles += [(snapshot.key_group_range, snapshot.handle) for snapshot in checkpoint.materialized]
-    return [key_range for key_range, handle in handles if getattr(handle, "path", None) in paths]
+    return [
+        key_range
+        for key_range, handle in handles
+        if isinstance(handle, FileStateHandle) and handle.path in paths
+    ]
 
 
 def _checkpoints(count: int) -> str:

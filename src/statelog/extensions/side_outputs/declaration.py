@@ -85,7 +85,7 @@ class DeclaredSideOutputs:
         return {"sideOutput": self._side_output}
 
     def _side_output(self, name: str, schema: SchemaLike) -> DeclaredOutput:
-        """Declare a side output; in `init` there are no rows to emit."""
+        """Declare a side output; rows cannot be emitted in `init`."""
         struct = self._struct(schema, f"side output {name!r}")
         self._schemas[name] = side_schema(name, struct, self._schemas)
         return DeclaredOutput(name)

@@ -103,30 +103,36 @@ class BatchReports:
         acks: Sequence[TaskAck],
     ) -> None:
         """Report a micro-batch that was committed and delivered."""
-        groups = largest_groups(acks)
-        keys = largest_keys(acks)
-        warning = skew_warning(groups, keys)
-        # Once for each key or key group, not in every micro-batch.
-        if warning and warning.partition(" has ")[0] != self._last_warning:
-            self._last_warning = warning.partition(" has ")[0]
-            _log.warning("the load of batch %d is uneven: %s", batch_id, warning)
         # What the driver repeated; the tasks have counted their own.
         repeated = self._repeated.take()
+        all_requests = figures.repeated_requests + repeated
+        progress = BatchProgress(
+            **asdict(replace(figures, repeated_requests=all_requests)),
+            batch_id=batch_id,
+            checkpoint_id=checkpoint_id,
+            largest_key_groups=largest_groups(acks),
+            largest_keys=largest_keys(acks),
+        )
+        self._warn_of_skew(progress)
+        self._measure(progress, acks, repeated)
+        self._emit(progress)
+
+    def _warn_of_skew(self, progress: BatchProgress) -> None:
+        """Warn of a dominating key or key group, once for each and not in every micro-batch."""
+        warning = skew_warning(progress.largest_key_groups, progress.largest_keys)
+        subject = warning.partition(" has ")[0]
+        if warning and subject != self._last_warning:
+            self._last_warning = subject
+            _log.warning("the load of batch %d is uneven: %s", progress.batch_id, warning)
+
+    def _measure(self, progress: BatchProgress, acks: Sequence[TaskAck], repeated: int) -> None:
+        """Bring the metrics up to date."""
         self._metrics.count(REPEATED_REQUESTS, repeated)
         for ack in acks:
             add_entries(self._metrics, ack.uploads)
-        figures = replace(figures, repeated_requests=figures.repeated_requests + repeated)
-        progress = BatchProgress(
-            **asdict(figures),
-            batch_id=batch_id,
-            checkpoint_id=checkpoint_id,
-            largest_key_groups=groups,
-            largest_keys=keys,
-        )
         for name, figure in self._figures.items():
             if figure.gauge:
                 self._metrics.gauge(figure.gauge, partial(getattr, progress, name))
-        self._emit(progress)
 
     def delivered_again(
         self, batch_id: int, checkpoint_id: int, record: BatchRecord, watch: Stopwatch
