@@ -23,10 +23,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 # Deadlines measure the machine, not the code; a failure prints the line that replays it.
 settings.register_profile(
-    "statelog",
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    "statelog", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("thorough", settings.get_profile("statelog"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "statelog"))

@@ -17,14 +17,7 @@ START_S = 90
 def standalone_cluster(
     folder: Path, variables: Mapping[str, str], *, workers: int
 ) -> Iterator[str]:
-    """
-    Run a master and workers of one core, each of which passes for a host; yield the URL of the master.
-
-    Args:
-        folder: For logs, and the folders of the workers.
-        variables: All environment variables of the processes.
-        workers: How many.
-    """
+    """Run a master and workers, each on one core; yield the URL of the master."""
     spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     started, log = [], folder / "master.log"
 

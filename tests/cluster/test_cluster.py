@@ -58,7 +58,6 @@ def environment(folder: Path) -> dict[str, str]:
 def run_scenario(
     master: str, folder: Path, variables: dict[str, str], deliveries: list[str], timeout: int
 ) -> dict[str, Any]:
-    """Run the scenario to its end and return what it printed."""
     log = folder / "scenario.log"
     program = str(Path(__file__).with_name("scenario.py"))
     process = start_program(

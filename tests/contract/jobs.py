@@ -8,14 +8,14 @@ from statelog.model import KeyGroupRange, StateChange, TaskStateSnapshot
 ALL = KeyGroupRange(0, 7)
 
 
-def commit(one: CheckpointCoordinator, checkpoint_id: int) -> list[StateChange]:
+def commit(owner: CheckpointCoordinator, checkpoint_id: int) -> list[StateChange]:
     """Complete a checkpoint with two changes in it, and return them."""
     changes = [
         (3, f"first of {checkpoint_id}".encode()),
         (5, f"second of {checkpoint_id}".encode()),
     ]
     snapshot = TaskStateSnapshot(ALL, log_inline(ALL, [changes], checkpoint_id))
-    one.trigger(checkpoint_id, [ALL])
-    one.acknowledge(checkpoint_id, snapshot)
-    one.complete(checkpoint_id, properties={})
+    owner.trigger(checkpoint_id, [ALL])
+    owner.acknowledge(checkpoint_id, snapshot)
+    owner.complete(checkpoint_id, properties={})
     return [StateChange(key_group, value) for key_group, value in changes]

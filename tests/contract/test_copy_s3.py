@@ -24,7 +24,9 @@ def test_to_s3_and_back(s3_environment: S3Server, s3_bucket: str, tmp_path, caps
     for location in (there, tmp_path / "back", tmp_path / "one"):
         for checkpoint_id in report["checkpoints"]:
             with StateReader.open(location, checkpoint_id) as reader:
-                for one in reader.variables():
-                    rows = rows_of(reader.table(one.name, now_ms=made.taken_at_ms[checkpoint_id]))
+                for variable in reader.variables():
+                    rows = rows_of(
+                        reader.table(variable.name, now_ms=made.taken_at_ms[checkpoint_id])
+                    )
                     model = made.expected[checkpoint_id]
-                    assert rows == model.rows(one.name, made.taken_at_ms[checkpoint_id])
+                    assert rows == model.rows(variable.name, made.taken_at_ms[checkpoint_id])

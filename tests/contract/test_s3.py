@@ -1,20 +1,14 @@
 """S3 by its URL alone, and what its errors say."""
 
-import datetime as dt
-import os
-import subprocess
-import sys
 import time
 
 import pytest
-from tests.contract.jobs import commit
-from tests.support.locations.checkpoints import read_log, started
+from tests.support.locations.checkpoints import started
 from tests.support.servers.s3_faults import Fault, S3Proxy
 from tests.support.servers.server_process import KEY, SECRET, S3Server, free_port, moto_server
 
 import statelog as sl
 from statelog import changelog as cl
-from statelog.checkpoint.clean_up import collect_garbage
 from statelog.errors import ObjectNotFoundError, StoreError
 from statelog.store import ObstoreStore, open_store
 
@@ -40,42 +34,6 @@ def test_the_changelog_by_url_alone(s3_environment: S3Server, s3_bucket: str):
     assert other.head(f"changelog/{path}").size_bytes > 3_000_000
 
 
-def test_checkpoints_by_url_alone(s3_environment: S3Server, s3_bucket: str):
-    location = f"s3://{s3_bucket}/jobs/one"
-    one = started(open_store(location))
-    changes = [change for number in range(1, 6) for change in commit(one, number)]
-    one.clean_up()
-    store = open_store(location)
-    again = started(store, "b")
-    assert again.epoch == 6
-    assert read_log(store, again.latest.log) == changes
-    store.put("dstl/orphan", b"x")
-    swept = collect_garbage(
-        store,
-        min_age=dt.timedelta(0),
-        apply=True,
-        now=dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1),
-    )
-    assert "dstl/orphan" in swept.deleted
-    assert swept.failed == ()
-    assert read_log(store, again.latest.log) == changes
-
-
-def test_the_command_line_by_url_alone(s3_server: S3Server, s3_bucket: str):
-    location = f"s3a://{s3_bucket}/job"
-    commit(started(open_store(location, storage_options=s3_server.options)), 1)
-    for command in (["checkpoints"], ["verify"], ["gc"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "statelog.cli.main", *command, location],
-            env={**os.environ, **s3_server.environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr + done.stdout
-
-
 def test_credentials_may_come_from_a_function(s3_server: S3Server, s3_bucket: str):
     options = {
         "endpoint": s3_server.endpoint,
@@ -89,9 +47,6 @@ def test_credentials_may_come_from_a_function(s3_server: S3Server, s3_bucket: st
 
 def credentials_with_expiry() -> dict[str, object]:
     return {**credentials(), "token": None, "expires_at": None}
-
-
-# --- errors ---------------------------------------------------------------------------------------
 
 
 def calls(store: ObstoreStore):
@@ -176,7 +131,7 @@ def test_an_endpoint_that_is_not_there_is_given_up_in_bounded_time():
     assert time.monotonic() - began < 30
 
 
-def test_plain_http_that_was_forbidden_says_so(s3_server: S3Server, s3_bucket: str):
+def test_forbidden_plain_http_is_reported(s3_server: S3Server, s3_bucket: str):
     options = {**s3_server.options, "allow_http": False, "max_retries": 0}
     store = open_store(f"s3://{s3_bucket}/job", storage_options=options)
     assert_explained(store, "set 'allow_http' to true")

@@ -38,7 +38,9 @@ def proxy(s3_server: S3Server, request: pytest.FixtureRequest):
             record.failed(request.node.name)
         record.runs += 1
         record.counts["requests"] += len(proxy.exchanges)
-        record.store_faults.update(each.fault.value for each in proxy.exchanges if each.fault)
+        record.store_faults.update(
+            exchange.fault.value for exchange in proxy.exchanges if exchange.fault
+        )
 
 
 def opened(server: S3Server, bucket: str, place: int, **options: object) -> ObstoreStore:
@@ -135,9 +137,6 @@ def test_a_lost_answer_and_then_a_bad_read_are_no_conflict(proxy: S3Proxy, s3_bu
         create(store, "tag", b"another content")
 
 
-# --- listings -------------------------------------------------------------------------------------
-
-
 def listing(exchange: Exchange) -> bool:
     return "list-type=" in exchange.path
 
@@ -161,9 +160,6 @@ def test_a_listing_continues_where_it_failed(
     assert 3 == sum(fault is not None for fault in requests)
     if in_order:
         assert 6 + 3 == len(requests), "one for each page and each fault"
-
-
-# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_credentials_that_are_renewed_in_time_are_no_error(proxy: S3Proxy, store: ObstoreStore):
@@ -191,8 +187,6 @@ def test_the_time_of_all_attempts_is_bounded(proxy: S3Proxy, s3_bucket: str):
     assert len(proxy.exchanges) <= 5
 
 
-# --- reads that return other bytes ----------------------------------------------------------------
-
 DAMAGES = (Fault.FLIPPED, Fault.SHORTENED)
 
 
@@ -214,9 +208,7 @@ def test_one_bad_read_is_no_damage(fault: Fault, nth: int, proxy: S3Proxy, s3_bu
 
 
 @pytest.mark.parametrize("fault", DAMAGES, ids=lambda fault: fault.value)
-def test_reads_that_are_always_bad_are_not_called_damage(
-    fault: Fault, proxy: S3Proxy, s3_bucket: str
-):
+def test_bad_reads_alone_are_not_called_damage(fault: Fault, proxy: S3Proxy, s3_bucket: str):
     store = opened(proxy.server, s3_bucket, next(PLACES))
     committed(store)
     proxy.faults = lambda exchange: fault if exchange.reads_object else None

@@ -56,7 +56,7 @@ class TestSqlite(DatabaseContract):
         with contextlib.closing(self.connect()) as connection:
             return connection.execute("select key, value from totals").fetchall()
 
-    def test_a_locked_database_is_unavailable_and_a_missing_table_is_not(
+    def test_a_locked_database_is_unavailable_unlike_a_missing_table(
         self, sink: DatabaseSink
     ) -> None:
         connect = functools.partial(self.connect, timeout=0)
@@ -127,10 +127,7 @@ class TestPostgres(DatabaseContract):
             connection.execute(f"create table {self.schema}.t (k bigint primary key, v text)")
         with contextlib.closing(
             DatabaseSink(
-                self.connect,
-                f"{self.schema}.t",
-                key=["k"],
-                batches_table=f"{self.schema}.batches",
+                self.connect, f"{self.schema}.t", key=["k"], batches_table=f"{self.schema}.batches"
             )
         ) as upsert:
             first = pa.table({"k": [1, 2, 1], "v": ["a", "b", "c"]})
@@ -206,15 +203,13 @@ class TestIceberg(SinkContract):
             tuple(summary[name] for name in names) for summary in summaries
         ]
 
-    def test_the_batch_is_known_after_other_snapshots_and_their_expiry(
-        self, sink: IcebergSink
-    ) -> None:
+    def test_the_batch_is_known_after_other_snapshots_expired(self, sink: IcebergSink) -> None:
         sink.write(batch(4))
         table = self.table()
         for _ in range(3):
             table.append(pa.table({"key": ["other"], "value": ["other"]}))
         table.overwrite(table.scan().to_arrow())  # a compaction
-        old = [each.snapshot_id for each in table.metadata.snapshots[:-1]]
+        old = [snapshot.snapshot_id for snapshot in table.metadata.snapshots[:-1]]
         table.maintenance.expire_snapshots().by_ids(old).commit()
         assert 1 == len(self.table().metadata.snapshots)
         later = self.another_sink()
@@ -354,11 +349,7 @@ class TestIceberg(SinkContract):
         + [(status, True) for status in (500, 502, 503, 504, 520, 599)],
     )
     def test_answers_of_a_rest_catalog_that_may_pass(
-        self,
-        sink: IcebergSink,
-        status: int,
-        is_unavailable: bool,
-        monkeypatch: pytest.MonkeyPatch,
+        self, sink: IcebergSink, status: int, is_unavailable: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from pyiceberg.catalog.rest.response import _handle_non_200_response
         from pyiceberg.catalog.sql import SqlCatalog

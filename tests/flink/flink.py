@@ -103,7 +103,7 @@ class Flink:
             match words:
                 case ["handle", *numbers]:
                     end()
-                    head, entries, changes = [int(each) for each in numbers], [], []
+                    head, entries, changes = [int(number) for number in numbers], [], []
                 case ["file", offset, size, uri]:
                     path = Path(uri.removeprefix(f"{LOCAL}:")).relative_to(root)
                     file = FileStateHandle(path.as_posix(), int(size))
@@ -133,12 +133,7 @@ class Flink:
 
 
 def compile_program(jar: Path, folder: Path) -> Flink:
-    """
-    Compile the program beside *jar* into *folder*.
-
-    Raises:
-        NoJdk: There is no compiler here.
-    """
+    """Compile the program beside *jar* into *folder*."""
     try:
         found: Path | str | None = ensure_java() / "bin" / "javac"
     except StatelogError as error:

@@ -14,12 +14,7 @@ import pyarrow as pa
 from tests.flink.flink import encoded
 
 from statelog.changelog import FsStateChangelogStorage
-from statelog.model import (
-    METADATA_KEY_GROUP,
-    ChangelogStateHandle,
-    KeyGroupRange,
-    StateChange,
-)
+from statelog.model import METADATA_KEY_GROUP, ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import split_key_groups
 
 VALUE_BYTES_MAX = 64 * 1024
@@ -215,8 +210,8 @@ def _append(writer: Any, changes: Changes, chance: random.Random) -> None:
         while columns and end < len(changes) and changes[end].key_group != METADATA_KEY_GROUP:
             end += 1
         if columns:
-            values = pa.array([each.value for each in changes[start:end]], pa.binary())
-            writer.append_batch([each.key_group for each in changes[start:end]], values)
+            values = pa.array([change.value for change in changes[start:end]], pa.binary())
+            writer.append_batch([change.key_group for change in changes[start:end]], values)
         else:
             writer.append(*changes[start])
         start = end

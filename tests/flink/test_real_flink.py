@@ -97,9 +97,7 @@ def assert_files_are_shared(handles: Iterable[tuple[int, ChangelogStateHandle]])
 
 @COMPRESS
 @pytest.mark.parametrize("seed", SEEDS)
-def test_flink_reads_what_our_writers_wrote(
-    seed: int, compress: bool, flink: Flink, tmp_path: Path
-) -> None:
+def test_flink_reads_our_files(seed: int, compress: bool, flink: Flink, tmp_path: Path) -> None:
     story = Story(seed)
     options = ChangelogOptions.from_mapping(
         {**settings(compress), "changelog.batch.fixed-delay": "true"}
@@ -142,13 +140,11 @@ def test_flink_reads_what_stayed_inline(threshold_bytes: int, flink: Flink, tmp_
 
 
 @COMPRESS
-def test_flink_reads_each_set_of_a_file_by_its_offset(
-    compress: bool, flink: Flink, tmp_path: Path
-) -> None:
+def test_flink_reads_each_set_by_its_offset(compress: bool, flink: Flink, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     sets = [random_set(chance, WHOLE) for _ in range(30)]
     # Sets without changes, at both ends too.
-    sets = [[], *(each for one in sets for each in (one, []))]
+    sets = [[], *(each for change_set in sets for each in (change_set, []))]
     # An index of groups that fills most of the one chunk which holds the trailer of a framed file.
     every_group = [StateChange(key_group, b"x") for key_group in WHOLE]
     sets[1:1] = [every_group] * (16 if compress else 2)
@@ -176,9 +172,7 @@ def written_by_hand(
 
 
 @COMPRESS
-def test_flink_reads_the_object_that_commits_a_checkpoint(
-    compress: bool, flink: Flink, tmp_path: Path
-) -> None:
+def test_flink_reads_a_commit(compress: bool, flink: Flink, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     store = open_store(str(tmp_path))
     ranges = split_key_groups(128, 4)
@@ -215,9 +209,9 @@ def read_ours(
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
     ]
     entries = handle.handles_and_offsets
-    sets = [list(storage.read(handle_of(WHOLE, [each], 0))) for each in entries]
+    sets = [list(storage.read(handle_of(WHOLE, [entry], 0))) for entry in entries]
     assert difference([whole], [in_columns]) == ""
-    assert difference([whole], [[change for each in sets for change in each]]) == ""
+    assert difference([whole], [[change for change_set in sets for change in change_set]]) == ""
     return sets
 
 
@@ -255,15 +249,21 @@ def test_we_read_what_flink_wrote(seed: int, compress: bool, flink: Flink, tmp_p
     with FsStateChangelogStorage(tmp_path) as storage:
         for (key, expected), each in zip(story.held.items(), written, strict=True):
             sets = read_ours(storage, each.handle)
-            assert difference([each.changes], [[change for one in sets for change in one]]) == ""
+            assert (
+                difference(
+                    [each.changes], [[change for change_set in sets for change in change_set]]
+                )
+                == ""
+            )
             # Which group of a set comes first is Flink's secret, but for metadata.
             assert (
                 difference(
-                    [in_file_order(one) for one in expected], [in_file_order(one) for one in sets]
+                    [in_file_order(one) for one in expected],
+                    [in_file_order(change_set) for change_set in sets],
                 )
                 == ""
             ), key
-            assert all(metadata_first(one) for one in sets), key
+            assert all(metadata_first(change_set) for change_set in sets), key
             mine = upper_half(each.handle)
             theirs = [one for one in each.changes if one.key_group == -1 or one.key_group in mine]
             assert difference([theirs], [read_half(storage, each.handle)]) == "", key
@@ -291,7 +291,8 @@ def test_sets_that_writers_cut_by_themselves_are_read_by_the_other_side(
         read = [list(storage.read(each.handle)) for each in written]
     found = flink.read(list(handles.values()), ours, ours / "scratch")
     expected = [
-        in_file_order([one for each in sets for one in each]) for sets in story.held.values()
+        in_file_order([one for change_set in sets for one in change_set])
+        for sets in story.held.values()
     ]
     for side in (read, found.local, found.remote):
         assert difference(expected, [in_file_order(changes) for changes in side]) == ""

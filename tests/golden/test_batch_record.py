@@ -38,10 +38,10 @@ def read(properties: dict[str, Any]) -> BatchRecord:
 )
 def test_a_record_is_read_and_written_as_it_is_stored(kind: str, operators: list[str]) -> None:
     record = read(stored(kind))
-    assert operators == [one.operator_id for one in record.operators]
+    assert operators == [operator.operator_id for operator in record.operators]
     assert [12, 5, 900][: 1 + len(operators)] == [
         record.figures.rows,
-        *(one.next_due_ms for one in record.operators),
+        *(operator.next_due_ms for operator in record.operators),
     ]
     assert "0123456789abcdef/5/41/e4" == record.delivered.to_text()
     assert stored(kind) == json.loads(json.dumps(record.to_properties()))
@@ -86,15 +86,22 @@ def test_a_record_with_attachments_is_read_and_written_as_it_is_stored() -> None
         ("broadcast", "limits", 3, 3, 2, False),
         ("broadcast", "limits", 7, 7, 3, False),
     ] == [
-        (one.kind, one.name, one.oldest, one.newest, one.count, one.is_fresh)
-        for one in record.attachments
+        (
+            attachment.kind,
+            attachment.name,
+            attachment.oldest,
+            attachment.newest,
+            attachment.count,
+            attachment.is_fresh,
+        )
+        for attachment in record.attachments
     ]
     assert record.attachments == attachments_in(record.to_properties())
     assert stored("_attachments") == json.loads(json.dumps(record.to_properties()))
     assert () == read(stored()).attachments == attachments_in(stored())
 
 
-def test_what_is_unknown_is_left_out() -> None:
+def test_unknown_fields_are_left_out() -> None:
     record = read(stored())
     assert (None, None) == (record.previous_ms, record.retries)
     figures = record.figures

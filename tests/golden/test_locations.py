@@ -38,7 +38,8 @@ def test_a_location_is_read() -> None:
         newest.timeline.ancestors,
     )
     listed = [
-        (one.checkpoint_id, one.is_retained, one.is_given_up) for one in list_checkpoints(store)
+        (checkpoint.checkpoint_id, checkpoint.is_retained, checkpoint.is_given_up)
+        for checkpoint in list_checkpoints(store)
     ]
     assert [(2, True, False), (4, True, True), (6, True, False)] == listed
     claims = [read_entry(store, number) for number in (0, 3, 5, 7)]

@@ -26,12 +26,12 @@ def test_a_recording_is_read_as_it_was_written() -> None:
     first, second = steps_of(task)
     assert (("k1",), ("k2",)) == (first.key, second.key)
     assert ["total", "short", "big", "items", "recent", "counts", "seen", "$timers"] == [
-        one.name for one in first.schema.states
+        state.name for state in first.schema.states
     ]
     rows = first.input.select(["k", "op", "n"]).to_pylist()
     assert [{"k": "k1", "op": "append", "n": 7}, {"k": "k1", "op": "yield", "n": 0}] == rows
     assert [("handleInputRows", -1, 1), ("handleExpiredTimer", 1100, 1)] == [
-        (one.method, one.timer_ms, one.output_rows) for one in first.calls
+        (call.method, call.timer_ms, call.output_rows) for call in first.calls
     ]
     output = [("k1", "row", 24), ("k1", "timer 1100", 1124)]
     assert output == [tuple(row.values()) for row in first.output.to_pylist()]
@@ -41,7 +41,7 @@ def test_a_recording_is_read_as_it_was_written() -> None:
     assert second.failure is None
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_a_written_recording_is_read_back() -> None:
     (task,) = decode_file(FILE.read_bytes())
     assert [task] == decode_file(encode_file([encode_recording(task)]))
 

@@ -58,29 +58,18 @@ def sample_facts(one: type[BaseException]) -> Iterator[tuple[str, object]]:
             yield name, sample(annotation)
 
 
-@pytest.mark.parametrize("one", error_classes(), ids=lambda one: one.__name__)
-def test_an_error_survives_pickle_and_copy(one: type[BaseException]) -> None:
-    facts = dict(sample_facts(one))
-    for error in (one("what happened, where"), one("what happened, where", **facts)):
-        for back in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
-            assert type(error) is type(back)
-            assert str(error) == str(back)
-            assert error.args == back.args
-            assert vars(error) == vars(back)
-
-
-@pytest.mark.parametrize("one", error_classes(), ids=lambda one: one.__name__)
-def test_an_error_keeps_its_facts_as_attributes(one: type[BaseException]) -> None:
-    facts = dict(sample_facts(one))
-    back = pickle.loads(pickle.dumps(one("what happened, where", **facts)))
-    assert facts == {name: getattr(back, name) for name in facts}
-
-
-@pytest.mark.parametrize("one", error_classes(), ids=lambda one: one.__name__)
-def test_an_error_takes_one_message_and_says_error(one: type[BaseException]) -> None:
-    assert one.__name__.endswith("Error")
-    assert str(one("what happened")) == "what happened"
-    assert issubclass(one, errors.StatelogError) or issubclass(one, AssertionError)
+@pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.__name__)
+def test_an_error_and_its_facts_survive_pickle_and_copy(kind: type[BaseException]) -> None:
+    assert kind.__name__.endswith("Error")
+    assert issubclass(kind, errors.StatelogError | AssertionError)
+    facts = dict(sample_facts(kind))
+    assert str(kind("what happened, where")) == "what happened, where"
+    for error in (kind("what happened, where"), kind("what happened, where", **facts)):
+        for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+            assert type(error) is type(copied)
+            assert (str(error), error.args) == (str(copied), copied.args)
+            assert vars(error) == vars(copied)
+    assert facts == {name: getattr(copied, name) for name in facts}
 
 
 def undeclared_facts(tree: ast.AST) -> Iterator[str]:

@@ -122,10 +122,7 @@ def test_the_wheel_holds_the_modules_and_nothing_else(built: Built) -> None:
     inside = {name for name in built.names() if not name.startswith(f"{info}/")}
     assert expected == inside
     assert {"statelog"} <= {name.partition("/")[0] for name in inside}
-    assert {name.partition("/")[0] for name in inside} <= {
-        "statelog",
-        "pyspark_statelog",
-    }
+    assert {name.partition("/")[0] for name in inside} <= {"statelog", "pyspark_statelog"}
     assert f"{info}/licenses/LICENSE" in built.names()
 
 

@@ -5,15 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.house.sources import (
-    ROOT,
-    breaches,
-    modules,
-    name_of,
-    repository_files,
-    text_of,
-    tree_of,
-)
+from tests.house.sources import ROOT, breaches, modules, name_of, repository_files, text_of, tree_of
 
 # Put together from pieces, so that this file does not find itself.
 PACKAGE_INDEX = re.compile("index" + "[-_]url|--find" + r"-links|:/" + r"/\S*/simple\b", re.I)

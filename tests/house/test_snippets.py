@@ -53,7 +53,7 @@ def check(words: list[str]) -> None:
             pass
         case ["make", *targets]:
             made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-            assert set() == {each for each in targets if "=" not in each} - made
+            assert set() == {target for target in targets if "=" not in target} - made
         case ["pip", "install", what]:
             extras = re.findall(r"\w+", what.partition("[")[2])
             project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -10,7 +10,6 @@ from tests.house.sources import ROOT, SRC, breaches, name_of, text_of, tree_of
 TESTS = ROOT / "tests"
 UNITS = TESTS / "unit"
 EXCEPTIONS = {
-    "changelog/test_first_guesses.py": "changelog/__init__.py, as the pages of Flink use it",
     "changelog/test_public_nouns.py": "changelog/__init__.py, without a storage",
     "extensions/operations/test_histories.py": "fork.py, copy_location.py and rewind.py: timelines",
     "extensions/operations/test_killed_commands.py": "all commands that change a location",

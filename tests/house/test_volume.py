@@ -140,13 +140,6 @@ def test_the_volume_does_not_grow() -> None:
         warnings.warn(f"the code shrank: write the figures by `{COMMAND}`: {changed}", stacklevel=1)
 
 
-def test_the_measure_leaves_comments_and_docstrings_out() -> None:
-    text = (
-        '"""Text."""\n\n# why\nA = (\n    1,\n)\n"""The\nconstant."""\n\n\ndef f():\n    "Text."\n'
-    )
-    assert 4 == code_lines(text)
-
-
 def test_the_measure_follows_only_what_loading_a_module_imports() -> None:
     text = """
 import a.b

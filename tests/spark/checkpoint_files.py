@@ -8,6 +8,14 @@ from pyspark.sql import DataFrame
 from tests.spark.streams import BatchSource
 
 
+class InTime(BatchSource):
+    """One file a micro-batch, with a watermark."""
+
+    def frame(self) -> DataFrame:
+        frame = super().frame().selectExpr("*", "timestamp_millis(amount) AS at")
+        return frame.withWatermark("at", "1 day")
+
+
 class AnySize(BatchSource):
     """A micro-batch takes all files there are."""
 
@@ -57,11 +65,9 @@ def cut_short(folder: Path, name: int) -> None:
 
 
 def replace(folder: Path, backup: Path) -> None:
-    """Put a backup in a folder's place."""
     shutil.rmtree(folder)
     shutil.copytree(backup, folder)
 
 
 def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
-    """Return rows as sorted tuples."""
     return sorted(map(tuple, batch), key=repr)

@@ -17,7 +17,6 @@ from statelog.runtime.fail_points import VARIABLE
 
 
 def session() -> SparkSession:
-    """Return the session of such a program."""
     prepare_environment()
     return (
         SparkSession.builder.master("local[2]")

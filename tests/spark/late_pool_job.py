@@ -35,9 +35,6 @@ class Total(StatefulProcessor):
         self._total.update((total,))
         yield Row(key=key[0], total=total)
 
-    def close(self) -> None:
-        pass
-
 
 class Sleep:
     """A task of Java that sleeps in Python."""
@@ -76,7 +73,6 @@ def run(spark: SparkSession, frame: DataFrame, place: Path) -> dict[int, int]:
 
 
 def grouped(spark: SparkSession, data: Path) -> GroupedData:
-    """Return the input, grouped."""
     return spark.readStream.schema("key long, value long").parquet(str(data)).groupBy("key")
 
 

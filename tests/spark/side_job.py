@@ -66,7 +66,6 @@ def writer_of(folder: Path, name: str) -> Callable[[DataFrame, int], None]:
 
 
 def run(spark: SparkSession, folder: Path, inline_bytes: int, **options: Any) -> None:
-    """Run the job over all micro-batches there are."""
     (folder / "out").mkdir(exist_ok=True)
     stream = transform_with_state(
         BatchSource(spark, folder / "in", INPUT).frame().groupBy("key"),

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,14 +34,7 @@ def workers_get_by_value(module: str) -> None:
 
 
 class BatchSource:
-    """
-    A folder of Parquet files; each is one micro-batch.
-
-    Args:
-        spark: The session.
-        folder: Where the files go.
-        schema: DDL of the columns.
-    """
+    """A folder of Parquet files; each is one micro-batch."""
 
     def __init__(self, spark: SparkSession, folder: Path, schema: str) -> None:
         self.spark = spark
@@ -64,7 +58,6 @@ class BatchSource:
         hidden.rename(self.folder / hidden.name[1:])
 
     def frame(self) -> DataFrame:
-        """Return the stream."""
         reader = self.spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
         return reader.parquet(str(self.folder))
 
@@ -94,7 +87,6 @@ class Job:
 
     @property
     def state(self) -> Path:
-        """Where the state lies."""
         return self.folder / "state"
 
     def start(
@@ -113,12 +105,7 @@ class Job:
         output = arguments.pop("output", self.output)
         trigger = arguments.pop("trigger", {"availableNow": True})
         transform = arguments.pop("transform", transform_with_state)
-        stream = transform(
-            self.source.frame().groupBy(*keys),
-            processor,
-            output,
-            **arguments,
-        )
+        stream = transform(self.source.frame().groupBy(*keys), processor, output, **arguments)
         writer = stream.writeStream.option("checkpointLocation", checkpoint)
         return writer.foreachBatch(sink or self.collect).trigger(**trigger).start()
 
@@ -127,7 +114,6 @@ class Job:
         wait(self.start(sink, **changes))
 
     def collect(self, frame: DataFrame, batch_id: int) -> None:
-        """Take delivery of a micro-batch."""
         self.delivered.append((batch_id, frame.collect()))
 
     def take(self) -> list[list[Row]]:
@@ -173,3 +159,12 @@ def wait(query: StreamingQuery) -> None:
         assert query.awaitTermination(TIMEOUT_SECONDS), "the query hangs"
     finally:
         query.stop()
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until a condition holds, and return what it returned."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.1)
+    return answer

@@ -37,9 +37,6 @@ class Totals(StatefulProcessor):
         self.total.update((total,))
         yield Row(customer=key[0], total=total)
 
-    def close(self) -> None:
-        pass
-
 
 class ChangedTotals(Totals):
     pass
@@ -52,9 +49,6 @@ class PandasTotals(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         for frame in rows:
             yield pd.DataFrame({"customer": [key[0]], "total": [frame.amount.sum()]})
-
-    def close(self) -> None:
-        pass
 
 
 def write(frame: DataFrame, batch_id: int) -> None:

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
 from statelog.spark.jvm.arrow_data import ArrowBatches
 from statelog.spark.rows.types import MAX_BYTES, MAX_RECORDS, NO_LIMIT
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 
@@ -22,51 +20,51 @@ NUMBERS = "struct(id AS a, cast(id AS decimal(9, 2)) AS b) AS x"
 
 
 @pytest.fixture
-def session(spark: "SparkSession") -> "SparkSession":
+def session(spark: SparkSession) -> SparkSession:
     return spark.newSession()
 
 
-def while_it_runs(session: "SparkSession", column: str) -> str | None:
+def while_it_runs(session: SparkSession, column: str) -> str | None:
     rows = session.range(3).selectExpr("id", column)
     with ArrowBatches().not_measured(rows, "columns"):
         return session.conf.get(MAX_BYTES, None)
 
 
-def test_numbers_are_not_measured_while_the_job_runs(session: "SparkSession") -> None:
+def test_numbers_are_not_measured_while_the_job_runs(session: SparkSession) -> None:
     assert while_it_runs(session, NUMBERS) == NOT_MEASURED
     assert session.conf.get(MAX_BYTES, None) is None
 
 
 @pytest.mark.parametrize("column", ["'text' AS x", "array(id) AS x", "struct(id, 'text') AS x"])
-def test_rows_of_any_size_are_measured(session: "SparkSession", column: str) -> None:
+def test_rows_of_any_size_are_measured(session: SparkSession, column: str) -> None:
     assert while_it_runs(session, column) is None
 
 
-def test_a_limit_of_the_user_stays(session: "SparkSession") -> None:
+def test_a_limit_of_the_user_stays(session: SparkSession) -> None:
     session.conf.set(MAX_BYTES, "100MB")
     assert while_it_runs(session, NUMBERS) == "100MB"
     assert session.conf.get(MAX_BYTES) == "100MB"
 
 
 @pytest.mark.parametrize("records", ["-1", "0", "100000000"])
-def test_without_a_limit_of_rows_they_are_measured(session: "SparkSession", records: str) -> None:
+def test_without_a_limit_of_rows_they_are_measured(session: SparkSession, records: str) -> None:
     session.conf.set(MAX_RECORDS, records)
     assert while_it_runs(session, NUMBERS) is None
 
 
-def test_an_error_ends_it(session: "SparkSession") -> None:
+def test_an_error_ends_it(session: SparkSession) -> None:
     with pytest.raises(ZeroDivisionError), ArrowBatches().not_measured(session.range(3), "id"):
         raise ZeroDivisionError
     assert session.conf.get(MAX_BYTES, None) is None
 
 
-def test_what_is_set_meanwhile_stays(session: "SparkSession") -> None:
+def test_what_is_set_meanwhile_stays(session: SparkSession) -> None:
     with ArrowBatches().not_measured(session.range(3), "id"):
         session.conf.set(MAX_BYTES, "7MB")
     assert session.conf.get(MAX_BYTES) == "7MB"
 
 
-def test_batches_still_end_after_the_number_of_rows(session: "SparkSession") -> None:
+def test_batches_still_end_after_the_number_of_rows(session: SparkSession) -> None:
     session.conf.set(MAX_RECORDS, "100")
     rows = session.range(0, 1000, 1, 1)
 
@@ -95,14 +93,11 @@ class Total(StatefulProcessor):
         assert context is not None
         yield Row(key=key[0], total=total, limit=context.getLocalProperty(MAX_BYTES))
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.mark.parametrize("delivery", ["direct", "staged"])
 @pytest.mark.parametrize(("kind", "limit"), [("long", NOT_MEASURED), ("string", None)])
 def test_a_query(
-    spark: "SparkSession", tmp_path: Path, delivery: str, kind: str, limit: str | None
+    spark: SparkSession, tmp_path: Path, delivery: str, kind: str, limit: str | None
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", f"key {kind}, n long")
     key: Callable[[int], object] = str if kind == "string" else int

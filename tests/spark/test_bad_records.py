@@ -1,27 +1,21 @@
-"""A query continues past bad records on Spark: all other keys are exact, also over kills, and a resend is too."""
+"""A query continues past bad records on Spark: all other keys are exact, and a resend is too."""
 
-import json
-import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.spark import poison_job, processors
-from tests.spark.killed_jobs import run_killed
-from tests.spark.poison_job import POISON
+from tests.spark import processors
+from tests.spark.checkpoint_files import in_order
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 import statelog as sl
-from statelog.cli.main import run
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.spark import (
@@ -32,18 +26,14 @@ from statelog.spark import (
 )
 from statelog.spark import functions as F
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
 
+POISON = -1
 BATCHES = [[(1, 1), (2, 2), (3, POISON)], [(1, 5), (1, POISON), (3, 1)], [(1, 7), (2, POISON)]]
 
 
 class FrameTotals(Totals):
-    """`Totals` of frames."""
-
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         frames = (Row(amount=int(amount)) for frame in rows for amount in frame["amount"])
         for row in super().handleInputRows(key, frames, timerValues):
@@ -51,19 +41,13 @@ class FrameTotals(Totals):
 
 
 def left(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the rows of keys without poison."""
     failed = {key for key, amount in rows if amount == POISON}
     return [row for row in rows if row[0] not in failed]
 
 
-def in_order(rows: list[Any]) -> list[tuple[Any, ...]]:
-    return sorted(map(tuple, rows), key=repr)
-
-
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-@pytest.mark.parametrize("in_pandas", [False, True])
+@pytest.mark.parametrize(("delivery", "in_pandas"), [("staged", False), ("direct", True)])
 def test_keys_that_fail_are_left_out_and_counted(
-    spark: "SparkSession", tmp_path: Path, delivery: str, in_pandas: bool
+    spark: SparkSession, tmp_path: Path, delivery: str, in_pandas: bool
 ) -> None:
     metrics, model = Metrics(), TotalsModel()
     kind = FrameTotals if in_pandas else Totals
@@ -80,20 +64,17 @@ def test_keys_that_fail_are_left_out_and_counted(
     wait(query)
     assert [model.apply(left(rows)) for rows in BATCHES] == [in_order(rows) for rows in job.take()]
     assert [(1, 1), (1, 1), (1, 1)] == [
-        (each.failed_keys, each.dead_letters) for each in job.progress
+        (report.failed_keys, report.dead_letters) for report in job.progress
     ]
-    assert (3, 3) == (
-        metrics.value("num_failed_keys"),
-        metrics.value("num_dead_letters"),
-    )
+    assert (3, 3) == (metrics.value("num_failed_keys"), metrics.value("num_dead_letters"))
     last = query.lastProgress
     assert last is not None
     assert "1" == last["sources"][-1]["metrics"].get("failedKeys", "1")
     with sl.open(str(job.state)) as state:
         letters = state.dead_letters().to_pylist()
-        assert ["[3]", "[1]", "[2]"] == [each["key"] for each in letters]
-        assert {"ArithmeticError"} == {each["error"] for each in letters}
-        assert {"cannot take -1"} == {each["message"] for each in letters}
+        assert ["[3]", "[1]", "[2]"] == [letter["key"] for letter in letters]
+        assert {"ArithmeticError"} == {letter["error"] for letter in letters}
+        assert {"cannot take -1"} == {letter["message"] for letter in letters}
         assert "handleInputRows" in letters[0]["traceback"]
         assert '[{"key":1,"amount":5},{"key":1,"amount":-1}]' == letters[1]["rows"]
         resent = [tuple(row.values()) for row in state.dead_letter_rows().to_pylist()]
@@ -109,9 +90,7 @@ def test_keys_that_fail_are_left_out_and_counted(
             assert {"total": total, "rows": count} == state.get("total", key)
 
 
-def test_the_session_or_the_writer_may_say_so_and_skipped_keys_leave_nothing(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_skipped_keys_leave_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     for rows in BATCHES:
         source.add(rows)
@@ -121,7 +100,7 @@ def test_the_session_or_the_writer_may_say_so_and_skipped_keys_leave_nothing(
         job.run()
     finally:
         spark.conf.unset("spark.statelog.onError")
-    assert [1, 1, 1] == [each.failed_keys for each in job.progress]
+    assert [1, 1, 1] == [report.failed_keys for report in job.progress]
     with sl.open(str(job.state)) as state:
         assert 0 == state.dead_letters().num_rows
     source.add([(5, POISON), (6, 1)])
@@ -139,9 +118,7 @@ def test_the_session_or_the_writer_may_say_so_and_skipped_keys_leave_nothing(
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_frozen_keys_wait_until_they_are_unfrozen(
-    spark: "SparkSession", tmp_path: Path, delivery: str
-) -> None:
+def test_frozen_keys_wait(spark: SparkSession, tmp_path: Path, delivery: str) -> None:
     """Over a restart, which unfreezes nothing."""
     model, frozen, held = TotalsModel(), set[int](), []
     source = BatchSource(spark, tmp_path / "in", INPUT)
@@ -155,7 +132,7 @@ def test_frozen_keys_wait_until_they_are_unfrozen(
         taken = [row for row in rows if row[0] not in frozen]
         assert [model.apply(taken)] == [in_order(each) for each in job.take()]
     assert [(1, 1), (1, 2), (1, 2)] == [
-        (each.failed_keys, each.dead_letters) for each in job.progress
+        (report.failed_keys, report.dead_letters) for report in job.progress
     ]
     assert 3 == sl.unfreeze(str(job.state), apply=True).counts.changed
     with sl.open(str(job.state)) as state:
@@ -172,9 +149,7 @@ def test_frozen_keys_wait_until_they_are_unfrozen(
             assert {"total": total, "rows": count} == state.get("total", key)
 
 
-def test_rows_are_kept_with_all_columns_or_the_writer_rejects_it(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_rows_are_stored_with_all_columns(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", f"{INPUT}, note string")
     source.add([(1, POISON, "of nobody"), (2, 1, "")])
 
@@ -204,29 +179,7 @@ def test_rows_are_kept_with_all_columns_or_the_writer_rejects_it(
             assert ["of nobody"] == state.dead_letter_rows()["note"].to_pylist()
 
 
-def test_a_processor_that_fails_for_every_key_stops_the_query(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
-    class Broken(Totals):
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-            raise KeyError("amuont")
-
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add([(key, 1) for key in range(60)])
-    options = {"onError": "dead-letter", "maxErrors": 20, "tasks": 2}
-    job = Job(source, tmp_path, ["key"], Broken(), TOTALS, options)
-    said = (
-        r"Broken: 21 keys failed in one task of batch 0, more than maxErrors \(20\) allows.*amuont"
-    )
-    with pytest.raises(StreamingQueryException, match=said):
-        job.run()
-    job.run(processor=Totals())
-    assert 60 == len(job.take()[0])
-
-
-def test_what_takes_all_keys_at_once_rejects_the_setting(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_processors_of_batches_reject_the_setting(spark: SparkSession, tmp_path: Path) -> None:
     class Columns(ColumnarProcessor):
         def init(self, handle: Any) -> None:
             self.total = handle.getColumnState("total", "total bigint")
@@ -263,7 +216,7 @@ class Second(StatefulProcessor):
         yield Row(key=key[0], total=self.count.get()[0], rows=0)
 
 
-def test_each_operator_of_a_query_has_dead_letters(spark: "SparkSession", tmp_path: Path) -> None:
+def test_each_operator_of_a_query_has_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([(1, 2), (2, 3), (3, POISON), (4, 4)])
     first = transform_with_state(
@@ -284,66 +237,3 @@ def test_each_operator_of_a_query_has_dead_letters(spark: "SparkSession", tmp_pa
         for name in ("transform_with_state", "transform_with_state_2")
     }
     assert {"transform_with_state": ["[3]"], "transform_with_state_2": ["[2]"]} == found
-
-
-# ------------------------------------------------------------------------------------- kills
-
-
-@pytest.mark.timeout(900)
-def test_a_job_with_poison_is_exact_over_kills_and_after_a_resend(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
-    rng = random.Random(3)
-    batches = [
-        [
-            (rng.randrange(1500), POISON if rng.random() < 0.001 else rng.randrange(1, 99))
-            for _ in range(4000)
-        ]
-        for _ in range(5)
-    ]
-    (tmp_path / "in").mkdir()
-
-    def add(number: int, table: pa.Table) -> None:
-        file = tmp_path / "in" / f"{number:05}.parquet"
-        pq.write_table(table, file)
-        os.utime(file, (1_600_000_000 + number,) * 2)
-
-    for number, rows in enumerate(batches):
-        columns = dict(zip(("key", "amount"), map(list, zip(*rows, strict=True)), strict=True))
-        add(number, pa.table(columns, pa.schema([("key", pa.int64()), ("amount", pa.int64())])))
-    assert -9 == run_killed(tmp_path, ["poison_job.py"], "before-commit:2")
-    assert (
-        run_killed(tmp_path, ["poison_job.py"], "between-uploads:2") > 0
-    )  # a worker dies, and Spark ends the query
-    assert "exited unexpectedly" in (tmp_path / "log").read_text(encoding="utf-8")
-    poison_job.run(spark, tmp_path, is_corrected=False)
-    model, failed = TotalsModel(), []
-    for number, rows in enumerate(batches):
-        failed += sorted({key for key, amount in rows if amount == POISON})
-        out = json.loads((tmp_path / "out" / str(number)).read_text())
-        assert model.apply(left(rows)) == in_order(out), f"batch {number}"
-    location = str(tmp_path / "state")
-    with sl.open(location) as state:
-        letters = state.dead_letters().to_pylist()
-        assert sorted(f"[{key}]" for key in failed) == sorted(each["key"] for each in letters)
-        assert len(letters) == len({(each["key"], each["checkpoint_id"]) for each in letters}) > 10
-        assert {
-            key: {"total": total, "rows": count} for key, (total, count) in model.totals.items()
-        } == values(state)
-    assert 0 == run(["dead-letters", location, "--to", str(tmp_path / "failed.parquet")])
-    add(len(batches), pq.read_table(tmp_path / "failed.parquet"))
-    poison_job.run(spark, tmp_path, is_corrected=True)
-    whole = TotalsModel()
-    for rows in batches:
-        whole.apply(rows)
-    with sl.open(location) as state:
-        assert {
-            key: {"total": total, "rows": count} for key, (total, count) in whole.totals.items()
-        } == values(state)
-
-
-def values(state: sl.LocationState) -> dict[Any, dict[str, Any]]:
-    return {
-        row["key.key"]: {"total": row["value.total"], "rows": row["value.rows"]}
-        for row in state.table("total").to_pylist()
-    }

@@ -2,11 +2,10 @@
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from tests.spark import processors
 from tests.spark.processors import Totals
 from tests.spark.streams import ROCKSDB, workers_get_by_value
@@ -15,15 +14,10 @@ from tests.support.jobs.random_programs import INPUT, KEYS, OUTPUT, Interpreter,
 
 from statelog.spark import transform_with_state
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(processors.__name__)
 
 
-def test_random_programs_over_a_batch_frame_do_what_they_do_on_spark(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_batch_frames_do_what_they_do_on_spark(spark: SparkSession, tmp_path: Path) -> None:
     frame = spark.createDataFrame(batch_of(random.Random(7), 0, keys=60), INPUT)
     grouped = frame.groupBy(*KEYS)
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
@@ -43,7 +37,7 @@ def test_random_programs_over_a_batch_frame_do_what_they_do_on_spark(
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_processor_that_fails_over_a_batch_frame_is_named(spark: "SparkSession") -> None:
+def test_a_processor_that_fails_over_a_batch_frame_is_named(spark: SparkSession) -> None:
     frame: DataFrame = spark.createDataFrame([(1, 2)], "key bigint, amount bigint")
     out = transform_with_state(frame.groupBy("key"), Totals(poison=2), "key bigint")
     with pytest.raises(PythonException, match=r"Totals\.handleInputRows failed for key"):

@@ -1,17 +1,15 @@
-"""Broadcast tables on Spark: from each kind of source, over kills, and in each kind of processor."""
+"""Broadcast tables on Spark: from each kind of source and in each kind of processor."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row
-from tests.spark import processors, rules_job
-from tests.spark.killed_jobs import run_killed
+from pyspark.sql import Row, SparkSession
+from tests.spark import processors
 from tests.spark.processors import INPUT, Totals
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
@@ -24,12 +22,8 @@ from statelog.spark import (
     transform_with_state_in_pandas,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
-workers_get_by_value(rules_job.__name__)
 
 OUTPUT = "key long, factor long"
 
@@ -47,16 +41,12 @@ class Rated(Totals):
 
 
 class FrameRated(Rated):
-    """The same of frames."""
-
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         for row in super().handleInputRows(key, rows, timerValues):
             yield pd.DataFrame([row.asDict()])
 
 
 class ColumnRated(ColumnarProcessor):
-    """The same of columns."""
-
     def init(self, handle: Any) -> None:
         self.rules = handle.broadcast("rules")
         self.seen = handle.getColumnState("seen", "yes boolean")
@@ -67,9 +57,7 @@ class ColumnRated(ColumnarProcessor):
 
 
 @pytest.mark.parametrize("kind", [Rated, FrameRated, ColumnRated])
-def test_each_kind_of_processor_sees_the_table(
-    spark: "SparkSession", tmp_path: Path, kind: Any
-) -> None:
+def test_every_processor_sees_the_table(spark: SparkSession, tmp_path: Path, kind: Any) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     folder = tmp_path / "rules"
     frame = spark.createDataFrame([(1, 10), (2, 20)], OUTPUT)
@@ -88,14 +76,16 @@ def test_each_kind_of_processor_sees_the_table(
         sorted(map(tuple, rows)) for rows in job.take()
     ]
     with sl.open(str(job.state)) as state:
-        retained = [each.checkpoint_id for each in state.checkpoints() if each.is_retained]
+        retained = [
+            checkpoint.checkpoint_id for checkpoint in state.checkpoints() if checkpoint.is_retained
+        ]
         versions = [state.broadcasts(each)[0] for each in retained]
-        assert 2 == len({each.version for each in versions})
+        assert 2 == len({version.version for version in versions})
         assert versions[-1].since == versions[-2].since < versions[-1].checkpoint_id
         assert [11, 21] == state.broadcast("rules")["factor"].to_pylist()
 
 
-def test_a_batch_frame_is_a_source_and_an_input(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_batch_frame_is_a_source_and_an_input(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     rules = spark.createDataFrame([(1, 10)], OUTPUT)
     source.add([(1, 1)])
@@ -107,7 +97,7 @@ def test_a_batch_frame_is_a_source_and_an_input(spark: "SparkSession", tmp_path:
     assert [Row(key=1, factor=10)] == out.collect()
 
 
-def test_what_is_wrong_is_said(spark: "SparkSession", tmp_path: Path) -> None:
+def test_what_is_wrong_is_said(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([(1, 1)])
     grouped = source.frame().groupBy("key")
@@ -120,22 +110,3 @@ def test_what_is_wrong_is_said(spark: "SparkSession", tmp_path: Path) -> None:
     options = {"broadcast": {"rules": source.frame}}
     with pytest.raises(StreamingQueryException, match="is a stream: give it as a second input"):
         Job(source, tmp_path / "b", ["key"], Rated(), OUTPUT, options).run()
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_a_micro_batch_that_is_repeated_sees_the_same_version(
-    spark: "SparkSession", tmp_path: Path, delivery: str
-) -> None:
-    """The table is another at each read: 1 for batch 0, 2 for batch 1 also when it is repeated, 3 for batch 2."""
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    for _ in range(3):
-        source.add([(key, 1) for key in range(20)])
-    program = "rules_job.py"
-    assert -9 == run_killed(tmp_path, [program], "before-commit:2", delivery)
-    assert "2" == (tmp_path / "reads").read_text()
-    assert -9 == run_killed(tmp_path, [program], "before-commit:1", delivery)
-    rules_job.run(spark, tmp_path, delivery=delivery)
-    factors = [json.loads((tmp_path / "out" / str(batch)).read_text()) for batch in range(3)]
-    assert [[1], [2], [3]] == factors
-    assert "3" == (tmp_path / "reads").read_text()

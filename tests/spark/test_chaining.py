@@ -4,11 +4,11 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark import processors
@@ -24,9 +24,6 @@ from statelog.spark import BatchProgress, disable, enable, transform_with_state
 from statelog.state.reader import StateReader
 from statelog.store import PATHS, open_store
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
 
@@ -34,7 +31,7 @@ workers_get_by_value(processors.__name__)
 class Chain:
     """A query: running totals by key, those of at least 0 counted by bucket."""
 
-    def __init__(self, spark: "SparkSession", folder: Path) -> None:
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.source = BatchSource(spark, folder / "in", INPUT)
         self.folder = folder
         self.state = folder / "state"
@@ -71,7 +68,7 @@ class Chain:
 
 
 @pytest.fixture
-def chain(spark: "SparkSession", tmp_path: Path) -> Chain:
+def chain(spark: SparkSession, tmp_path: Path) -> Chain:
     return Chain(spark, tmp_path)
 
 
@@ -82,14 +79,14 @@ def test_two_operators_commit_one_object(chain: Chain, delivery: str) -> None:
         chain.source.add(rows)
     expected = [model.apply(rows) for rows in BATCHES]
     assert expected[:3] == chain.run(tasks=2, delivery=delivery)
-    assert [1, 1, 1] == [one.objects for one in chain.progress]
-    assert [4, 2, 1] == [one.rows for one in chain.progress]
+    assert [1, 1, 1] == [report.objects for report in chain.progress]
+    assert [4, 2, 1] == [report.rows for report in chain.progress]
     assert {PATHS.metadata(one) for one in committed(chain.state)} == objects(chain.state)
     for rows in BATCHES[3:]:
         chain.source.add(rows)
     # Another run, with another number of tasks, restores both operators.
     assert expected[3:] == chain.run(tasks=3, delivery=delivery)
-    assert [1] * 5 == [one.objects for one in chain.progress]
+    assert [1] * 5 == [report.objects for report in chain.progress]
     seen = read(chain, "transform_with_state_2", "seen", "bucket")
     assert model.seen == {
         bucket: (row["value.changes"], row["value.sum"]) for bucket, row in seen.items()
@@ -129,7 +126,7 @@ def test_rows_between_operators_that_are_many_use_files_and_leave_none(chain: Ch
         chain.source.add(rows)
     expected = [model.apply(rows) for rows in batches]
     assert expected == chain.run(tasks=2, **{"stream.data-inline-threshold": 10})
-    assert min(one.objects for one in chain.progress) > 2
+    assert min(report.objects for report in chain.progress) > 2
     assert any(path.startswith("output") for path in objects(chain.state)), "of the last operator"
     needed = reachable_objects(open_store(str(chain.state)))
     assert objects(chain.state) == needed
@@ -149,7 +146,7 @@ def test_a_failure_of_the_second_operator_commits_nothing_of_the_first(chain: Ch
     assert [[(1, 2, 18)]] == chain.run(tasks=1)
 
 
-def test_each_operator_may_have_initial_state(chain: Chain, spark: "SparkSession") -> None:
+def test_each_operator_may_have_initial_state(chain: Chain, spark: SparkSession) -> None:
     initial = spark.createDataFrame([(0, 100, 1000), (1, 10, 50)], CHANGES).groupBy("bucket")
     chain.source.add([(1, 5)])
     chain.source.add([(1, 5), (3, 1)])
@@ -157,17 +154,8 @@ def test_each_operator_may_have_initial_state(chain: Chain, spark: "SparkSession
     assert expected == chain.run(chain.stream(initial=initial, tasks=2))
 
 
-def test_the_reader_asks_which_operator(chain: Chain) -> None:
-    chain.source.add([(1, 5)])
-    chain.run(tasks=1)
-    with pytest.raises(UsageError, match="several operators; name one of transform_with_state, "):
-        StateReader.open(chain.state)
-    with pytest.raises(UsageError, match="has no operator 'x'"):
-        StateReader.open(chain.state, operator="x")
-
-
 @ROWS
-def test_an_enabled_session_chains_sparks_own_calls(spark: "SparkSession", tmp_path: Path) -> None:
+def test_an_enabled_session_chains_sparks_own_calls(spark: SparkSession, tmp_path: Path) -> None:
     session = spark.newSession()
     source = BatchSource(session, tmp_path / "in", INPUT)
     for rows in BATCHES[:2]:
@@ -187,8 +175,6 @@ def test_an_enabled_session_chains_sparks_own_calls(spark: "SparkSession", tmp_p
     model = ChainModel()
     assert [model.apply(each) for each in BATCHES[:2]] == rows
 
-
-# --- event time -----------------------------------------------------------------------------------
 
 EVENTS = "key bigint, at timestamp, amount bigint"
 CLOSED = "key bigint, at timestamp, amount bigint"
@@ -274,7 +260,7 @@ EVENT_BATCHES = [
 
 
 @ROWS
-def test_event_time_is_carried_through_as_spark_does(spark: "SparkSession", tmp_path: Path) -> None:
+def test_event_time_is_carried_through_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", EVENTS)
     for rows in EVENT_BATCHES:
         source.add(rows)
@@ -301,12 +287,7 @@ def test_event_time_is_carried_through_as_spark_does(spark: "SparkSession", tmp_
     assert 3 == len(expected)
 
 
-# --- Spark's own stateful operators before ours ---------------------------------------------------
-
-
-def test_sparks_aggregation_and_deduplication_may_come_before(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_sparks_own_operators_may_come_before(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", EVENTS)
     batches = [
         [(1, at(0), 5), (1, at(0), 5), (2, at(1), 7)],
@@ -339,10 +320,7 @@ def test_sparks_aggregation_and_deduplication_may_come_before(
     assert 1 == sum(row.key == 1 for row in found)
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_chained_is_refused_when_it_is_typed(chain: Chain) -> None:
+def test_impossible_chains_are_refused_at_the_call(chain: Chain) -> None:
     first = chain.first()
     for call in (
         "count()",

@@ -47,14 +47,12 @@ def state_at(spark: SparkSession, location: Path, checkpoint_id: int) -> dict[in
     }
 
 
-def test_changes_of_a_batch_give_the_state_of_every_checkpoint(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_changes_add_up_to_every_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     run = totals(spark, tmp_path)
     run.run()
     ids = retained(run.state)
     assert len(ids) == 4
-    states = [state_at(spark, run.state, one) for one in ids]
+    states = [state_at(spark, run.state, number) for number in ids]
     for after, start in ((None, {}), (ids[0], states[0]), (ids[2], states[2])):
         for upto, wanted in zip(ids, states, strict=True):
             if after is not None and upto < after:
@@ -102,13 +100,11 @@ class Follower:
 
 def reader_tags(location: Path) -> list[tuple[str, int]]:
     tags = list_tags(open_store(location))
-    return [(one.name, one.checkpoint_id) for one in tags if one.kind is TagKind.READER]
+    return [(tag.name, tag.checkpoint_id) for tag in tags if tag.kind is TagKind.READER]
 
 
 @needs((4, 2), "limits of a stream of a Python data source")
-def test_a_stream_reads_what_is_there_in_limited_micro_batches(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_stream_reads_in_limited_micro_batches(spark: SparkSession, tmp_path: Path) -> None:
     run = totals(spark, tmp_path, 5)
     run.run()
     ids = retained(run.state)
@@ -131,9 +127,7 @@ def test_a_stream_reads_what_is_there_in_limited_micro_batches(
     assert applied(more, state) == state_at(spark, run.state, retained(run.state)[-1])
 
 
-def test_a_named_reader_keeps_what_it_has_not_read_within_a_bound(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_named_reader_keeps_what_it_has_not_read(spark: SparkSession, tmp_path: Path) -> None:
     run = totals(spark, tmp_path, 2, retainedCheckpoints=1)
     run.run()
     follower = Follower(spark, run.state, tmp_path / "a", reader="copy", readerMaxCheckpoints=5)
@@ -144,7 +138,7 @@ def test_a_named_reader_keeps_what_it_has_not_read_within_a_bound(
     for batch in range(3):
         run.source.add([(batch, 10)])
     run.run()
-    ids = [one.checkpoint_id for one in summaries(run.state) if one.is_retained]
+    ids = [summary.checkpoint_id for summary in summaries(run.state) if summary.is_retained]
     # The second run has taken a number for its claim.
     assert ids == [position, position + 2, position + 3, position + 4]
     rows = [row for batch in follower.run() for row in batch]
@@ -153,7 +147,7 @@ def test_a_named_reader_keeps_what_it_has_not_read_within_a_bound(
     for batch in range(8):
         run.source.add([(batch, 10)])
     run.run()
-    assert len([one for one in summaries(run.state) if one.is_retained]) <= 5
+    assert len([summary for summary in summaries(run.state) if summary.is_retained]) <= 5
     with pytest.raises(PySparkException, match=r"reader 'copy' has read up to checkpoint \d+ .*"):
         follower.run()
 
@@ -186,7 +180,7 @@ def test_columns_collections_and_times_choose_state(spark: SparkSession, tmp_pat
         else:
             sizes = 7 if name == "total" else sum(len(row.value) for row in nested)
         assert sizes == len(rows)
-    created = {one.checkpoint_id: one.created_at_ms for one in summaries(run.state)}
+    created = {summary.checkpoint_id: summary.created_at_ms for summary in summaries(run.state)}
     ids = retained(run.state)
     for at, one in enumerate(ids):
         time = dt.datetime.fromtimestamp(created[one] / 1000, dt.UTC)

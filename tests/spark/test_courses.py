@@ -6,12 +6,13 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 from tests.campaigns.histories.courses import run_course
 from tests.campaigns.histories.targets import COLUMNS, FilesTarget, delta_target, rows_of_plan
 from tests.spark.delta_stand_in import DeltaStandIn
@@ -21,9 +22,6 @@ from statelog.core.delivered_batch import DeliveredBatch
 from statelog.spark.jvm.arrow_data import frame_of_arrow
 from statelog.spark.query.delivery import set_batch
 from statelog.spark.stream.sinks.file_sink import LOG
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 deltalake = pytest.importorskip("deltalake")
 

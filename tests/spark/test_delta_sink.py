@@ -2,19 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from statelog.spark.stream.sinks.delta import Transaction, transactions
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-
-def test_tables_of_another_writer_are_read(spark: "SparkSession", tmp_path: Path) -> None:
+def test_tables_of_another_writer_are_read(spark: SparkSession, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     rows = pa.table({"number": [1]})
 
@@ -36,7 +34,7 @@ def test_tables_of_another_writer_are_read(spark: "SparkSession", tmp_path: Path
     assert [("a", 5 << 32, ""), ("b", 1, "")] == read(), "a checkpoint has no texts"
 
 
-def test_checkpoints_of_every_kind_are_read(spark: "SparkSession", tmp_path: Path) -> None:
+def test_checkpoints_of_every_kind_are_read(spark: SparkSession, tmp_path: Path) -> None:
     """Classic, in parts, and of version 2; one whose parts are missing does not count."""
     log = tmp_path / "_delta_log"
     log.mkdir()

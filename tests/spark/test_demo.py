@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import Row, SparkSession
 from tests.house.sources import ROOT
 from tests.spark.versions import row_operator
 
@@ -21,9 +22,6 @@ from statelog.demo.process import JobProcess, processes_of_session
 from statelog.demo.program import check
 from statelog.demo.run import write_orders
 from statelog.errors import StatelogError
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
 
 RETAIL = Path(os.environ.get("STATELOG_ONLINE_RETAIL", ROOT / "../shared/data/online-retail"))
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -37,7 +35,7 @@ def config_in(folder: Path, **more: Any) -> JobConfig:
 
 
 @pytest.fixture(scope="module")
-def finished(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job that ran to its end in the tests' session."""
     folder = tmp_path_factory.mktemp("demo")
     write_orders(folder / "input", orders=240, days=3, seed=5)
@@ -51,11 +49,11 @@ def copied(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
-def newest(rows: "list[Row]") -> dict[str, tuple[Any, ...]]:
+def newest(rows: list[Row]) -> dict[str, tuple[Any, ...]]:
     return {row.customer: tuple(row[name] for name in FIELDS) for row in rows}
 
 
-def test_the_result_is_that_of_the_batch_query(spark: "SparkSession", finished: Path) -> None:
+def test_the_result_is_that_of_the_batch_query(spark: SparkSession, finished: Path) -> None:
     result = check(spark, config_in(finished))
     assert [] == result["differences"]
     assert result["exact"]
@@ -64,9 +62,7 @@ def test_the_result_is_that_of_the_batch_query(spark: "SparkSession", finished: 
     assert 20 < result["customers"] < result["sessions"] < result["orders"] < result["lines"]
 
 
-def test_the_processor_runs_as_it_is_on_sparks_own_state(
-    spark: "SparkSession", finished: Path
-) -> None:
+def test_the_processor_runs_unchanged_on_sparks_state(spark: SparkSession, finished: Path) -> None:
     spark.conf.set(PROVIDER, ROCKS)
     try:
         grouped = read_lines(spark.read, config_in(finished)).groupBy("customer")
@@ -78,7 +74,7 @@ def test_the_processor_runs_as_it_is_on_sparks_own_state(
     )
 
 
-def test_a_missing_batch_is_found(spark: "SparkSession", copied: Path) -> None:
+def test_a_missing_batch_is_found(spark: SparkSession, copied: Path) -> None:
     shutil.rmtree(copied / "output" / "batch=1")
     result = check(spark, config_in(copied))
     assert not result["exact"]
@@ -86,14 +82,14 @@ def test_a_missing_batch_is_found(spark: "SparkSession", copied: Path) -> None:
     assert any(text.startswith("lines of all batches") for text in result["differences"])
 
 
-def test_a_batch_that_counts_twice_is_found(spark: "SparkSession", copied: Path) -> None:
+def test_a_batch_that_counts_twice_is_found(spark: SparkSession, copied: Path) -> None:
     shutil.copytree(copied / "output" / "batch=2", copied / "output" / "batch=3")
     result = check(spark, config_in(copied))
     assert not result["exact"]
     assert all(text.startswith("lines of all batches") for text in result["differences"])
 
 
-def test_a_state_that_differs_is_found(spark: "SparkSession", copied: Path) -> None:
+def test_a_state_that_differs_is_found(spark: SparkSession, copied: Path) -> None:
     file = copied / "input" / "00002.csv"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[1:]))

@@ -9,10 +9,9 @@ import decimal
 import random
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
 from tests.spark.versions import needs, row_operator
 from tests.support.jobs import waking
@@ -29,9 +28,6 @@ from tests.support.jobs.waking import Waking
 
 from statelog.spark import transform_with_state
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(waking.__name__)
 
 PROGRAMS = 220  # keys, each with its own
@@ -45,9 +41,7 @@ SEED = 20_110_109
 
 
 @pytest.mark.parametrize("flavour", BESIDE_SPARK)
-def test_random_programs_see_the_same_state_as_on_spark(
-    flavour: str, spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_programs_see_state_as_on_spark(flavour: str, spark: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(f"{SEED} {flavour}")
     transform, processor = FLAVOURS[flavour]
     source = BatchSource(spark, tmp_path / "in", INPUT)
@@ -66,7 +60,7 @@ def test_random_programs_see_the_same_state_as_on_spark(
 
 
 @needs((4, 2), "timers of keys with a struct")
-def test_keys_of_timers_are_those_that_spark_shows(spark: "SparkSession") -> None:
+def test_keys_of_timers_are_those_that_spark_shows(spark: SparkSession) -> None:
     at = dt.datetime(2011, 12, 9, 12, 50, 0, 1, dt.UTC)
     keys = [
         (at, at.date(), Row(a=1, b=Row(at=at)), decimal.Decimal("1.50"), -0.5),

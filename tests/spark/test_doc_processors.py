@@ -4,12 +4,12 @@ import doctest
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark.errors import PythonException
-from pyspark.sql import GroupedData, Row
+from pyspark.sql import GroupedData, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
@@ -19,9 +19,6 @@ from tests.support.jobs.running_count import RunningCountStatefulProcessorFactor
 
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 workers_get_by_value(running_count.__name__)
@@ -69,7 +66,7 @@ REPAIRED = {"row": (TIMES, KEY), "pandas": (TIMES,)}
 
 
 @pytest.fixture
-def rocksdb(spark: "SparkSession") -> "Iterator[SparkSession]":
+def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
     """The session with the state provider that Spark's own operator needs, and one partition."""
     settings = {
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
@@ -83,9 +80,7 @@ def rocksdb(spark: "SparkSession") -> "Iterator[SparkSession]":
 
 
 @pytest.mark.parametrize("flavour", [pytest.param("row", marks=ROWS), "pandas"])
-def test_what_fails_as_printed_fails_alike_and_the_promised_result_is_the_same(
-    flavour: str, rocksdb: "SparkSession"
-) -> None:
+def test_printed_processors_fail_and_answer_alike(flavour: str, rocksdb: SparkSession) -> None:
     grouped = rocksdb.createDataFrame(SENSORS, "id string, temperature long").groupBy("id")
     wrong = r"takes 3 positional arguments but 4 were given|has the parameters \(key, rows\)"
     broken = [([], wrong)]
@@ -102,9 +97,7 @@ def test_what_fails_as_printed_fails_alike_and_the_promised_result_is_the_same(
 
 
 @pytest.mark.parametrize("flavour", [pytest.param("row", marks=ROWS), "pandas"])
-def test_sensors_and_running_counts_batch_by_batch_over_a_restart(
-    flavour: str, rocksdb: "SparkSession", tmp_path: Path
-) -> None:
+def test_sensors_count_over_a_restart(flavour: str, rocksdb: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(f"sensors {flavour}")
     source = BatchSource(rocksdb, tmp_path / "in", "id string, temperature long")
     options = {"transform": FLAVOURS[flavour][1]}

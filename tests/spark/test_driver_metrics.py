@@ -37,9 +37,7 @@ def test_snapshots_and_sizes_are_counted(spark: SparkSession, tmp_path: Path) ->
     assert values["last_full_size_of_materialization"] > 0
 
 
-def test_uploads_of_tasks_follow_the_options_and_are_counted(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_uploads_of_tasks_follow_the_options(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
     source.add([(key % 500, 10) for key in range(2_000)])

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, GroupedData, Row
+from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
@@ -19,17 +19,13 @@ from statelog.metrics import Metrics
 from statelog.spark import BatchProgress, StatefulStream, disable, enable
 from statelog.store import open_store
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(processors.__name__)
 
 LOCATION = "spark.statelog.baseLocation"
 
 
 @pytest.fixture
-def session(spark: "SparkSession") -> "Iterator[SparkSession]":
-    """A session of its own."""
+def session(spark: SparkSession) -> Iterator[SparkSession]:
     own = spark.newSession()
     yield own
     disable(own)
@@ -50,7 +46,7 @@ def run(frame: DataFrame, checkpoint: Path, name: str = "totals", **options: Any
 
 @ROWS
 def test_an_enabled_session_runs_sparks_own_call_on_statelog(
-    session: "SparkSession", spark: "SparkSession", tmp_path: Path
+    session: SparkSession, spark: SparkSession, tmp_path: Path
 ) -> None:
     sparks_own = GroupedData.transformWithState
     source = BatchSource(session, tmp_path / "in", INPUT)
@@ -112,7 +108,7 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
 
 
 def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
-    session: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on 4.0, whose GroupedData has the pandas flavour alone."""
     for kind in GroupedData.__mro__:  # it is a base class that has the method
@@ -131,8 +127,8 @@ def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
     assert not hasattr(GroupedData, "transformWithState")
 
 
-def test_a_session_made_from_an_enabled_one_says_that_it_is_not(
-    session: "SparkSession", tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_session_made_from_an_enabled_one_warns(
+    session: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     enable(session)
     session.conf.set(LOCATION, "checkpoint")
@@ -143,14 +139,14 @@ def test_a_session_made_from_an_enabled_one_says_that_it_is_not(
         grouped = source.frame().groupBy("key")
         stream = grouped.transformWithStateInPandas(Totals(), TOTALS, "Update", "None")
         assert isinstance(stream, StatefulStream) == (each is session)
-    warnings = [one.getMessage() for one in caplog.records if "not enabled" in one.getMessage()]
+    warnings = [
+        record.getMessage() for record in caplog.records if "not enabled" in record.getMessage()
+    ]
     assert 1 == len(warnings)
     assert "needs enable(session)" in warnings[0]
 
 
-def test_a_processor_with_a_broadcast_variable_is_rejected(
-    session: "SparkSession", tmp_path: Path
-) -> None:
+def test_a_processor_with_a_broadcast_is_rejected(session: SparkSession, tmp_path: Path) -> None:
     enable(session)
     session.conf.set(LOCATION, "checkpoint")
     processor: Any = Totals()
@@ -162,7 +158,7 @@ def test_a_processor_with_a_broadcast_variable_is_rejected(
 
 @ROWS
 def test_a_query_on_sparks_own_state_does_not_go_on_without_it(
-    session: "SparkSession", tmp_path: Path
+    session: SparkSession, tmp_path: Path
 ) -> None:
     session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     source = BatchSource(session, tmp_path / "in", INPUT)
@@ -175,9 +171,7 @@ def test_a_query_on_sparks_own_state_does_not_go_on_without_it(
 
 
 @ROWS
-def test_the_observers_of_an_enabled_session_see_its_unmodified_queries(
-    session: "SparkSession", tmp_path: Path
-) -> None:
+def test_observers_see_the_unmodified_queries(session: SparkSession, tmp_path: Path) -> None:
     seen: list[BatchProgress] = []
     metrics = Metrics()
     enable(session, on_progress=seen.append, metrics=metrics)

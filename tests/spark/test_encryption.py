@@ -2,9 +2,9 @@
 
 import base64
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.spark import processors
 from tests.spark.processors import Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
@@ -13,9 +13,6 @@ from tests.support.locations.sequence_entries import committed
 import statelog as sl
 from statelog.cli.main import run
 from statelog.errors import InvalidOptionsError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(processors.__name__)
 
@@ -31,7 +28,7 @@ def command(*arguments: str, status: int = 0) -> None:
 
 
 def test_an_encrypted_location_is_used_like_any_other(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     keys = tmp_path / "keys"
     for name, key in ((keys, bytes(32)), (tmp_path / "other", bytes(range(32)))):

@@ -1,9 +1,9 @@
 """Keys that are equal or look equal, beside Spark's `groupBy` and Spark's own operator."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from tests.spark.equal_keys import check_aggregate, check_columns, check_rows, rows_in
 from tests.spark.processors import TOTALS, Totals
@@ -14,12 +14,9 @@ from statelog.errors import UsageError
 from statelog.spark import aggregate, transform_with_state
 from statelog.spark import functions as F
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 @pytest.mark.parametrize("zone", ["America/New_York"], indirect=True)
-def test_all_faces_group_as_spark_groups(spark: "SparkSession", tmp_path: Path, zone: str) -> None:
+def test_all_faces_group_as_spark_groups(spark: SparkSession, tmp_path: Path, zone: str) -> None:
     rows = rows_in(spark, tmp_path / "rows" / "in", zone, "rows")
     check_rows(rows, tmp_path / "rows", "pair", "double")
     rows = rows_in(spark, tmp_path / "columns" / "in", zone, "columns")
@@ -28,9 +25,7 @@ def test_all_faces_group_as_spark_groups(spark: "SparkSession", tmp_path: Path, 
     check_aggregate(rows, tmp_path / "sums", "at")
 
 
-def test_both_zeros_are_one_key_and_nan_is_one_as_in_a_group_by_of_spark(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_zeros_and_nans_are_one_key_as_in_a_group_by(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", "key double, amount bigint")
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS.replace("key bigint", "key double"))
     for zero in (-0.0, 0.0, -0.0):
@@ -48,9 +43,7 @@ def test_both_zeros_are_one_key_and_nan_is_one_as_in_a_group_by_of_spark(
     assert [1, 1, 2] == of_spark
 
 
-def test_what_no_key_or_input_can_be_is_rejected_at_the_call(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_impossible_keys_and_inputs_are_rejected(spark: SparkSession, tmp_path: Path) -> None:
     frame = BatchSource(spark, tmp_path / "in", "key bigint, amount bigint").frame()
     maps = frame.selectExpr("map(key, key) as m", "struct(map(key, key) as m) as s", "amount")
     for key in ("m", "s"):

@@ -6,11 +6,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import PythonException, StreamingQueryException
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
@@ -18,9 +18,6 @@ from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark import transform_with_state
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
@@ -49,7 +46,7 @@ class Faulty(Totals):
 
 
 @pytest.fixture
-def job(spark: "SparkSession", tmp_path: Path) -> Job:
+def job(spark: SparkSession, tmp_path: Path) -> Job:
     job = Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
     job.source.add([(1, 1), (BAD, 2)])
     return job
@@ -75,9 +72,7 @@ AT_KEY = r"ProcessorError: Faulty\.handleInputRows failed for key \(13,\) in bat
         ),
     ],
 )
-def test_the_sentence_comes_first_then_the_processors_lines(
-    job: Job, delivery: str, fault: str, sentence: str
-) -> None:
+def test_the_sentence_comes_first(job: Job, delivery: str, fault: str, sentence: str) -> None:
     query = job.start(processor=Faulty(fault), delivery=delivery)
     with pytest.raises(StreamingQueryException, match="^" + sentence) as raised:
         wait(query)
@@ -141,8 +136,6 @@ class Misspelt(Totals):
 
 
 class Forgetful(Totals):
-    """`Totals` without a `yield`."""
-
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         for row in super().handleInputRows(key, rows, timerValues):
             Row(key=row.key, total=row.total, rows=row.rows)
@@ -154,15 +147,15 @@ def test_output_that_is_lost_is_warned_of_once(job: Job, caplog: pytest.LogCaptu
     assert [2, 1] == [len(rows) for rows in job.take()]
     grouped = job.source.spark.createDataFrame([(1, 1)], INPUT).groupBy("key")
     transform_with_state(grouped, Forgetful(), TOTALS)
-    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    [misspelt] = [one for one in warnings if "no output row of Misspelt" in one]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    [misspelt] = [warning for warning in warnings if "no output row of Misspelt" in warning]
     assert misspelt.startswith("no output row of Misspelt in batch 0 names the columns 'total': ")
     assert misspelt.endswith("'totl' (did you mean 'total'?)")
-    [forgetful] = [one for one in warnings if "Forgetful" in one]
+    [forgetful] = [warning for warning in warnings if "Forgetful" in warning]
     assert forgetful.startswith("Forgetful.handleInputRows has no `yield` and returns None, so no ")
 
 
-def test_a_batch_frame_shows_the_processors_lines(spark: "SparkSession") -> None:
+def test_a_batch_frame_shows_the_processors_lines(spark: SparkSession) -> None:
     grouped = spark.createDataFrame([(BAD, 1)], INPUT).groupBy("key")
     with pytest.raises(PythonException, match=r"Faulty\.handleInputRows failed for key") as raised:
         transform_with_state(grouped, Faulty("error"), TOTALS).collect()

@@ -55,10 +55,7 @@ def test_sessions_end_with_the_gap_and_take_late_clicks(spark, run):
     # Late, but within the watermark: it joins what looked like two sessions.
     run("sessions.py", click("a", "10:27:00"), click("a", "10:52:00"))
     out = run("sessions.py", click("c", "12:00:00"))  # and a batch that sees the watermark move
-    assert [
-        ("a", "10:00:00", "10:52:00", 4),
-        ("b", "10:05:00", "10:05:00", 1),
-    ] == rows(spark, out)
+    assert [("a", "10:00:00", "10:52:00", 4), ("b", "10:05:00", "10:05:00", 1)] == rows(spark, out)
 
 
 def test_a_payment_counts_once(spark, run):

@@ -2,19 +2,17 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.spark import processors
-from tests.spark.checkpoint_files import in_order
+from tests.spark.checkpoint_files import InTime, in_order
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
 import statelog
 from statelog.cli.main import run
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(processors.__name__)
 
@@ -39,14 +37,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-class InTime(BatchSource):
-    """One file a micro-batch, with a watermark."""
-
-    def frame(self) -> Any:
-        frame = super().frame().selectExpr("*", "timestamp_millis(amount) AS at")
-        return frame.withWatermark("at", "1 day")
-
-
 def job_of(folder: Path, source: BatchSource, **options: Any) -> Job:
     return Job(source, folder, ["key"], Totals(), TOTALS, {"retainedCheckpoints": 2, **options})
 
@@ -61,7 +51,7 @@ def until_batch(folder: Path, batch_id: int) -> None:
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 def test_parent_and_fork_run_beside_each_other(
-    spark: "SparkSession", tmp_path: Path, options: dict[str, Any]
+    spark: SparkSession, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     kind = InTime if options.get("timeMode") == "EventTime" else BatchSource
     source = kind(spark, tmp_path / "in", INPUT)
@@ -101,31 +91,3 @@ def test_parent_and_fork_run_beside_each_other(
         )
         assert totals == {1: 23, 2: 23, 3: 33, 4: 5, 5: 5, 6: 6}
     assert run(["verify", str(child.state)]) == 0
-
-
-def test_a_tag_is_gone_on_from_after_the_query_was_deleted(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    parent = job_of(tmp_path / "parent", source)
-    for rows in BATCHES[:3]:
-        source.add(rows)
-    parent.run()
-    statelog.tag(parent.state, "release")
-    for rows in BATCHES[3:]:
-        source.add(rows)
-    parent.run()
-    parent.run(checkpointLocation=str(tmp_path / "other"), adopt=True)  # another query goes on
-    parent.take()
-    child = job_of(tmp_path / "child", source)
-    statelog.fork(
-        parent.state,
-        child.state,
-        checkpoint="release",
-        new_checkpoint_location=child.folder / "query",
-    )
-    wait(child.start())
-    model = TotalsModel()
-    for rows in BATCHES[:3]:
-        model.apply(rows)
-    assert [model.apply(rows) for rows in BATCHES[3:]] == [in_order(rows) for rows in child.take()]

@@ -3,21 +3,18 @@
 import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 from statelog.errors import UsageError
-from statelog.spark import ColumnarProcessor, Record, aggregate, transform_with_state
+from statelog.spark import ColumnarProcessor, aggregate, transform_with_state
 from statelog.spark import functions as SF
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 
@@ -50,8 +47,6 @@ class Names(Totals):
 
 
 class Count(Totals):
-    """Reads no column at all."""
-
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         (total,) = self.total.get() or (0,)
         total += sum(1 for _ in rows)
@@ -71,7 +66,7 @@ class Columns(ColumnarProcessor):
 
 
 @pytest.fixture
-def job(spark: "SparkSession", tmp_path: Path) -> Job:
+def job(spark: SparkSession, tmp_path: Path) -> Job:
     source = BatchSource(spark, tmp_path / "in", WIDE)
     for batch in range(3):
         source.add([("n", None, f"x{n}", n % 3, n + batch, "y") for n in range(9)])
@@ -114,11 +109,6 @@ def test_results_are_those_with_all_columns(
     assert all(rows)
 
 
-def test_a_processor_that_looks_at_whole_rows_gets_all(job: Job) -> None:
-    rows = rows_of(job, processor=Names())
-    assert {row.columns for row in rows[0]} == {"name,at,a.b,key,amount,note"}
-
-
 def test_keys_are_kept_and_other_columns_can_be_named(job: Job) -> None:
     rows = rows_of(job, processor=Names(), inputColumns=["amount", "a.b"])
     assert {row.columns for row in rows[0]} == {"a.b,key,amount"}
@@ -134,21 +124,7 @@ def test_a_columnar_processor_gets_the_columns_that_are_named(job: Job, tmp_path
     assert {row.columns for row in rows[0]} == {"name,at,a.b,key,amount,note"}
 
 
-def test_the_setting_may_change_at_a_restart(job: Job) -> None:
-    first = rows_of(job, inputColumns="all")
-    job.source.add([("n", None, "x", 1, 100, "y")])
-    again = rows_of(job)
-    assert again == [[Row(key=1, total=first[-1][1].total + 100, columns="x")]]
-
-
-def test_recorded_keys_have_all_columns(job: Job, tmp_path: Path) -> None:
-    read = columns_read(job, tmp_path / "1", record=Record(share=1.0))
-    assert "note:string" in read
-
-
-def test_event_time_is_kept_and_late_rows_are_dropped(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_event_time_is_kept_and_late_rows_are_dropped(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", WIDE)
     noon = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
     for minutes in (0, 60, 61, 1):  # the fourth batch is late
@@ -172,9 +148,7 @@ def test_event_time_is_kept_and_late_rows_are_dropped(
     assert [row.total for row in delivered] == [1, 2, 3]
 
 
-def test_an_operator_after_another_sends_what_it_reads(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_an_operator_after_another_sends_what_it_reads(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", WIDE)
     source.add([("n", None, f"x{n}", n, n, "y") for n in range(6)])
     delivered: list[Row] = []
@@ -200,10 +174,7 @@ def test_an_operator_after_another_sends_what_it_reads(
         .start()
     )
     wait(query)
-    assert sorted(delivered) == [
-        Row(key=0, total=6, columns="z"),
-        Row(key=1, total=9, columns="z"),
-    ]
+    assert sorted(delivered) == [Row(key=0, total=6, columns="z"), Row(key=1, total=9, columns="z")]
 
 
 def test_aggregate_rejects_the_setting(job: Job) -> None:
@@ -213,8 +184,3 @@ def test_aggregate_rejects_the_setting(job: Job) -> None:
             SF.sum("amount").alias("total"),
             inputColumns=["amount"],
         )
-
-
-def test_dead_letters_have_all_columns(job: Job, tmp_path: Path) -> None:
-    assert "note:string" in columns_read(job, tmp_path / "1", onError="dead-letter")
-    assert "note:string" not in columns_read(job, tmp_path / "2", onError="skip")

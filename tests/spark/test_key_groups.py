@@ -2,13 +2,13 @@
 
 import datetime as dt
 import decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from tests.support.values.key_group_vectors import TYPES, VECTORS
 
 from statelog.model import KeyGroupRange
@@ -16,9 +16,6 @@ from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN as COLUMN
 from statelog.state.keys.key_groups import hash_of
 from statelog.state.keys.key_hash import hash_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def spark_hash(columns: list[tuple[str, str]]) -> str:
@@ -34,7 +31,7 @@ def literal(kind: str, text: str) -> str:
     return f"CAST('{text}' AS {kind})"
 
 
-def test_spark_gives_the_hashes_that_are_written_down(spark: "SparkSession") -> None:
+def test_spark_gives_the_hashes_that_are_written_down(spark: SparkSession) -> None:
     hashes = [
         f"{spark_hash(columns)} AS h{at}, pmod({spark_hash(columns)}, 128) AS g{at}"
         for at, (columns, _, _) in enumerate(VECTORS)
@@ -47,7 +44,7 @@ def test_spark_gives_the_hashes_that_are_written_down(spark: "SparkSession") -> 
 
 @pytest.mark.parametrize("tasks", [1, 2, 7, 64])
 def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(
-    spark: "SparkSession", tasks: int, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tasks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """4.0 has no `repartitionById`."""
     groups = spark.range(0, 128 * 3, 1, 5).selectExpr(f"cast(id % 128 as int) {COLUMN}")
@@ -64,7 +61,7 @@ def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(
             assert 128 * 3 == found.where("task = place").count()
 
 
-def test_python_gives_the_hash_of_spark_for_windows(spark: "SparkSession") -> None:
+def test_python_gives_the_hash_of_spark_for_windows(spark: SparkSession) -> None:
     rows = spark.range(50).selectExpr(
         "CASE WHEN id % 7 > 0 THEN named_struct('start', CASE WHEN id % 5 > 0 THEN "
         "timestamp_seconds(id) END, 'end', nullif(timestamp_seconds(id + 60), timestamp_seconds(0)), "
@@ -73,7 +70,7 @@ def test_python_gives_the_hash_of_spark_for_windows(spark: "SparkSession") -> No
     )
     table = rows.selectExpr("*", "xxhash64(window, name) AS h").toArrow()
     keys = table.select(["window", "name"])
-    found = hash_columns([one.combine_chunks() for one in keys.columns], keys.schema)
+    found = hash_columns([column.combine_chunks() for column in keys.columns], keys.schema)
     assert table.column("h").to_pylist() == found.view("int64").tolist()
 
 
@@ -113,7 +110,7 @@ def some_rows(count: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def test_python_gives_the_hash_of_spark_for_any_value(spark: "SparkSession") -> None:
+def test_python_gives_the_hash_of_spark_for_any_value(spark: SparkSession) -> None:
     assert list(VALUES) == list(TYPES)
     rows = some_rows(400)
     table = pa.Table.from_pylist(

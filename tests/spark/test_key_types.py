@@ -5,13 +5,13 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, Row, types
+from pyspark.sql import DataFrame, Row, SparkSession, types
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
@@ -36,9 +36,6 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.rows.key_types import KEY_TYPES
 from statelog.spark.rows.spark_versions import parsed_ddl
 from statelog.spark.rows.types import arrow_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 
@@ -146,7 +143,7 @@ class ColumnarMembers(ColumnarProcessor):
 OUTPUT = "i array<bigint>, first array<bigint>"
 
 
-def faces(spark: "SparkSession") -> dict[str, tuple[RowFormat, Any]]:
+def faces(spark: SparkSession) -> dict[str, tuple[RowFormat, Any]]:
     columns = parsed_ddl(spark, OUTPUT)
     assert isinstance(columns, StructType)
     return {
@@ -157,7 +154,7 @@ def faces(spark: "SparkSession") -> dict[str, tuple[RowFormat, Any]]:
 
 
 @pytest.fixture
-def switched(spark: "SparkSession") -> Iterator["SparkSession"]:
+def switched(spark: SparkSession) -> Iterator[SparkSession]:
     """A session with the types that Spark does not have by default."""
     for name in SWITCHES:
         spark.conf.set(name, "true")
@@ -166,7 +163,7 @@ def switched(spark: "SparkSession") -> Iterator["SparkSession"]:
         spark.conf.unset(name)
 
 
-def with_keys(spark: "SparkSession", kind: str) -> DataFrame:
+def with_keys(spark: SparkSession, kind: str) -> DataFrame:
     """Rows with keys of each form: i, then <form>0, <form>1."""
     rng, pool = random.Random(kind), POOLS[kind]
     places = [None, *range(1, len(pool) + 1)]
@@ -216,14 +213,14 @@ def groups_of_tasks(rows: Sequence[dict[str, Any]]) -> Groups:
     groups: dict[int, set[int]] = {}
     for number, first in firsts.items():
         groups.setdefault(first, set()).add(number)
-    return {frozenset(each) for each in groups.values()}
+    return {frozenset(group) for group in groups.values()}
 
 
 @pytest.mark.parametrize(
     "kind",
     [kind if kind in EVERY_DAY else pytest.param(kind, marks=pytest.mark.slow) for kind in POOLS],
 )
-def test_keys_have_the_groups_of_spark(switched: "SparkSession", tmp_path: Path, kind: str) -> None:
+def test_keys_have_the_groups_of_spark(switched: SparkSession, tmp_path: Path, kind: str) -> None:
     frame = with_keys(switched, kind)
     keyed = {
         form: keyed_frame(grouping_of(frame.groupBy(*names(form))), KeyGroupRange(0, GROUPS - 1))
@@ -266,15 +263,11 @@ REJECTED = {
     "struct()": "struct<> .*another name",
     "named_struct('x', 1, 'x', 2)": "struct<x:int,x:int> .*another name",
 }
-PLACES = {
-    "{0}": "'k'",
-    "named_struct('t', {0})": r"'k\.t'",
-    "array({0})": r"'k\[\]'",
-}
+PLACES = {"{0}": "'k'", "named_struct('t', {0})": r"'k\.t'", "array({0})": r"'k\[\]'"}
 
 
 @pytest.mark.parametrize("operator", ["rows", "pandas", "aggregate"])
-def test_other_types_are_rejected_by_name(switched: "SparkSession", operator: str) -> None:
+def test_other_types_are_rejected_by_name(switched: SparkSession, operator: str) -> None:
     for expression, reason in REJECTED.items():
         for form, path in PLACES.items():
             frame = switched.sql("SELECT 'a' AS text").selectExpr(
@@ -290,7 +283,7 @@ def test_other_types_are_rejected_by_name(switched: "SparkSession", operator: st
                     transform_with_state(grouped, Members(), OUTPUT)
 
 
-def test_a_type_that_pyspark_cannot_read_is_rejected_by_name(switched: "SparkSession") -> None:
+def test_a_type_that_pyspark_cannot_read_is_rejected_by_name(switched: SparkSession) -> None:
     time = "CAST('2024-01-01 00:00:00' AS TIMESTAMP_NTZ(9))"
     frame = switched.range(1).selectExpr("id", f"named_struct('at', {time}) AS k")
     for grouped in (frame.groupBy("k"), frame.groupBy("id")):
@@ -309,7 +302,7 @@ def test_a_type_that_pyspark_cannot_read_is_rejected_by_name(switched: "SparkSes
     ],
 )
 def test_an_input_column_that_cannot_be_sent_is_rejected_by_name(
-    switched: "SparkSession", expression: str, reason: str
+    switched: SparkSession, expression: str, reason: str
 ) -> None:
     frame = switched.range(1).selectExpr("id", f"{expression} AS v")
     with pytest.raises(UsageError, match=reason):
@@ -318,8 +311,6 @@ def test_an_input_column_that_cannot_be_sent_is_rejected_by_name(
 
 
 class MapKeys(StatefulProcessor):
-    """Asks for a map state."""
-
     def __init__(self, key: str, value: str = "n bigint") -> None:
         self.key, self.value = key, value
 
@@ -343,12 +334,12 @@ class MapKeys(StatefulProcessor):
         ("x MAP<INT, INT>", "the field 'x' of its map key has the type map<int,int>"),
     ],
 )
-def test_keys_of_maps_are_rejected_by_name(switched: "SparkSession", key: str, reason: str) -> None:
+def test_keys_of_maps_are_rejected_by_name(switched: SparkSession, key: str, reason: str) -> None:
     with pytest.raises(ProcessorError, match=f"state 'seen': {reason}"):
         transform_with_state(switched.range(1).groupBy("id"), MapKeys(key), OUTPUT)
 
 
-def test_values_and_outputs_are_rejected_by_name(switched: "SparkSession") -> None:
+def test_values_and_outputs_are_rejected_by_name(switched: SparkSession) -> None:
     grouped = switched.range(1).groupBy("id")
     for kind in ("INTERVAL YEAR", "VARCHAR(3)", "TIME(6)"):
         with pytest.raises((ProcessorError, UsageError), match=r"state 'seen': .*'v'"):
@@ -358,7 +349,7 @@ def test_values_and_outputs_are_rejected_by_name(switched: "SparkSession") -> No
             transform_with_state(grouped, Members(), f"id bigint, v {kind}")
 
 
-def test_keys_of_maps_that_are_accepted_can_be_kept(switched: "SparkSession") -> None:
+def test_keys_of_maps_that_are_accepted_can_be_kept(switched: SparkSession) -> None:
     for kind in POOLS:
         if kind.startswith(("TIME(", "CHAR", "VARCHAR")):
             continue
@@ -418,15 +409,12 @@ class Count(StatefulProcessor):
         yield Row(a=key[0]["a"], n=n + added, seen=seen + added)
 
 
-KEYS = {
-    "nullable": "struct(a, b)",
-    "not null": "struct(coalesce(a, 0) AS a, coalesce(b, '') AS b)",
-}
+KEYS = {"nullable": "struct(a, b)", "not null": "struct(coalesce(a, 0) AS a, coalesce(b, '') AS b)"}
 
 
 @pytest.mark.parametrize(("first", "second"), [("nullable", "not null"), ("not null", "nullable")])
-def test_what_may_be_null_in_a_key_may_change(
-    spark: "SparkSession", tmp_path: Path, first: str, second: str
+def test_nullable_fields_of_a_key_may_change(
+    spark: SparkSession, tmp_path: Path, first: str, second: str
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", "a int, b string")
     initial = spark.sql(f"SELECT {KEYS[second]} AS key, 100L AS n FROM VALUES (1, 'x') AS t(a, b)")

@@ -2,10 +2,10 @@
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 from tests.support.jobs.random_programs import (
@@ -22,9 +22,6 @@ from tests.support.jobs.random_programs import (
 from statelog.spark import transform_with_state
 from statelog.state.columnar.run_files import StateBackendConfig
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(__name__)
 
 SEED = 2_026
@@ -39,7 +36,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 @pytest.mark.parametrize("flavour", BESIDE_SPARK)
 def test_random_programs_see_in_parts_what_they_see_on_spark(
-    flavour: str, delivery: str, spark: "SparkSession", tmp_path: Path, small_parts: None
+    flavour: str, delivery: str, spark: SparkSession, tmp_path: Path, small_parts: None
 ) -> None:
     rng = random.Random(f"{SEED} {flavour} {delivery}")
     transform, processor = FLAVOURS[flavour]
@@ -59,7 +56,7 @@ def test_random_programs_see_in_parts_what_they_see_on_spark(
 
 
 def test_a_batch_frame_is_processed_in_parts(
-    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = spark.createDataFrame(batch_of(random.Random(7), 0, keys=300), INPUT)
     arguments: Any = (frame.groupBy(*KEYS), Interpreter(), OUTPUT, "Update", "ProcessingTime")
@@ -86,7 +83,7 @@ class Seeded(StatefulProcessor):
 
 
 def test_a_large_initial_state_comes_in_parts(
-    spark: "SparkSession", tmp_path: Path, small_parts: None
+    spark: SparkSession, tmp_path: Path, small_parts: None
 ) -> None:
     initial = spark.range(5_000).selectExpr("id as key", "id * 10 as n").groupBy("key")
     source = BatchSource(spark, tmp_path / "in", "key long")

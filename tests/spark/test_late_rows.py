@@ -4,10 +4,10 @@ import datetime as dt
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import window
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
@@ -16,9 +16,6 @@ from tests.spark.versions import row_operator
 from statelog.metrics import Metrics
 from statelog.spark import BatchProgress, transform_with_state
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 workers_get_by_value(__name__)
 
 SCHEMA = "key bigint, at timestamp"
@@ -26,8 +23,6 @@ BATCHES: list[list[int | None]] = [[10, 20], [5, 30], [10, None, 21, 35], [1, 2,
 
 
 class Counting(StatefulProcessor):
-    """Counts rows."""
-
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.count = handle.getValueState("count", "n bigint")
 
@@ -39,7 +34,7 @@ class Counting(StatefulProcessor):
 
 
 @pytest.fixture
-def source(spark: "SparkSession", tmp_path: Path) -> BatchSource:
+def source(spark: SparkSession, tmp_path: Path) -> BatchSource:
     source = BatchSource(spark, tmp_path / "in", SCHEMA)
     epoch = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     for seconds in BATCHES:
@@ -47,7 +42,7 @@ def source(spark: "SparkSession", tmp_path: Path) -> BatchSource:
     return source
 
 
-def watermarked(source: BatchSource) -> "DataFrame":
+def watermarked(source: BatchSource) -> DataFrame:
     return source.frame().withWatermark("at", "10 seconds")
 
 
@@ -105,16 +100,14 @@ def run(
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_late_rows_are_counted_as_on_spark_without_another_job(
-    source: BatchSource, tmp_path: Path, delivery: str
-) -> None:
+def test_late_rows_count_as_on_spark(source: BatchSource, tmp_path: Path, delivery: str) -> None:
     metrics = Metrics()
     progress, jobs = run(source, tmp_path, "EventTime", delivery=delivery, metrics=metrics)
-    late = [one.late_rows for one in progress]
+    late = [report.late_rows for report in progress]
     assert late == dropped_on_spark(source, tmp_path)
     assert [0, 0, 1, 3, 1] == late
     assert [len(batch) - n for batch, n in zip(BATCHES, late, strict=True)] == [
-        one.rows for one in progress
+        report.rows for report in progress
     ]
     assert metrics.value("num_late_records_dropped") == 5
     assert f"late={late[3]} " in str(progress[3])
@@ -138,5 +131,5 @@ def test_of_a_window_its_end_counts(source: BatchSource, tmp_path: Path) -> None
     wait(writer.trigger(availableNow=True).start())
     # `window` itself leaves out rows without a time.
     timed = [len(batch) - batch.count(None) for batch in BATCHES]
-    assert timed == [one.rows + one.late_rows for one in progress]
-    assert 0 < sum(one.late_rows for one in progress) <= 5
+    assert timed == [report.rows + report.late_rows for report in progress]
+    assert 0 < sum(report.late_rows for report in progress) <= 5

@@ -36,9 +36,6 @@ class Totals(StatefulProcessor):
         self.total.update((n, amount))
         yield Row(customer=key[0], n=n, amount=amount)
 
-    def close(self) -> None:
-        pass
-
 
 def update(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
     n, amount = state.get if state.exists else (0, 0.0)

@@ -3,12 +3,12 @@
 import datetime as dt
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
 
@@ -21,9 +21,6 @@ from statelog.spark import (
 )
 from statelog.spark import functions as F
 from statelog.state.columnar.run_files import StateBackendConfig
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 
@@ -73,8 +70,6 @@ class ColumnarTimers(ColumnarProcessor):
 
 
 class Passing(StatefulProcessor):
-    """Returns its rows."""
-
     def init(self, handle: Any) -> None: ...
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
@@ -146,9 +141,7 @@ CASES: dict[str, tuple[Callable[..., DataFrame], Events, list[tuple[int, dt.date
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_merged_partitions_are_refused_in_every_batch(
-    spark: "SparkSession", tmp_path: Path, case: str
-) -> None:
+def test_merged_partitions_are_refused(spark: SparkSession, tmp_path: Path, case: str) -> None:
     operator, events, later = CASES[case]
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add(in_rows(60, *KEYS))
@@ -178,7 +171,7 @@ def test_merged_partitions_are_refused_in_every_batch(
 
 
 def test_merged_partitions_are_refused_in_parts_too(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StateBackendConfig, "input_bytes", 2_000)
     source = BatchSource(spark, tmp_path / "in", INPUT)

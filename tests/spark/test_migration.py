@@ -10,14 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.house.sources import ROOT
-from tests.spark.streams import (
-    ROCKSDB,
-    BatchSource,
-    Job,
-    run_on_spark,
-    wait,
-    workers_get_by_value,
-)
+from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, wait, workers_get_by_value
 from tests.spark.versions import row_operator
 from tests.support.values.schema_texts import TEXTS
 
@@ -73,9 +66,6 @@ class Totals(StatefulProcessor):
         self, key: Any, timerValues: Any, expiredTimerInfo: Any
     ) -> Iterator[Row]:
         yield self.show(key, fired=True)
-
-    def close(self) -> None:
-        pass
 
 
 def dict_of(struct: Any) -> dict[str, Any]:
@@ -205,9 +195,6 @@ class Purchases(StatefulProcessor):
         self.map.updateValue(fields, fields)
         self.struct.update(([fields],))
         yield Row(customer=key[0], orders=named["orders"], spent=named["spent"])
-
-    def close(self) -> None:
-        pass
 
 
 def test_fields_in_another_order_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:

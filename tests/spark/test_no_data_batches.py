@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
-from pyspark.sql.functions import lit
-from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.spark.event_times import (
     OUTPUT,
@@ -29,11 +27,6 @@ from tests.spark.idle_alarms import OUTPUT as ALARMS
 from tests.spark.streams import ROCKSDB, BatchSource, Job, wait, workers_get_by_value
 from tests.spark.versions import row_operator
 
-from statelog.spark.jvm import no_data_source
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(__name__)
 
 NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
@@ -43,7 +36,7 @@ QUICKLY = {"processingTime": "100 milliseconds"}
 
 
 @contextmanager
-def conf(spark: "SparkSession", **values: str) -> Iterator[None]:
+def conf(spark: SparkSession, **values: str) -> Iterator[None]:
     settings = {NO_DATA if name == "no_data" else name: value for name, value in values.items()}
     for name, value in settings.items():
         spark.conf.set(name, value)
@@ -56,8 +49,6 @@ def conf(spark: "SparkSession", **values: str) -> Iterator[None]:
 
 @dataclass
 class OnSpark:
-    """The same job on Spark's own transformWithState."""
-
     job: Job
     time_mode: str
     delivered: list[tuple[int, list[Any]]] = field(default_factory=list)
@@ -102,15 +93,13 @@ def with_rows(delivered: list[tuple[int, list[Any]]]) -> list[tuple[int, Any]]:
     return [(batch_id, in_order(rows)) for batch_id, rows in delivered if rows]
 
 
-def event_job(spark: "SparkSession", folder: Path) -> Job:
+def event_job(spark: SparkSession, folder: Path) -> Job:
     source = EventTimes(spark, folder / "in", SCHEMA)
     return Job(source, folder, ["key"], Timekeeper(), OUTPUT, {"timeMode": "EventTime"})
 
 
 @pytest.mark.parametrize("enabled", ["true", "false"])
-def test_event_time_has_sparks_batches_without_data_over_runs(
-    spark: "SparkSession", tmp_path: Path, enabled: str
-) -> None:
+def test_event_time_has_sparks_batches(spark: SparkSession, tmp_path: Path, enabled: str) -> None:
     rng = random.Random(7)
     job = event_job(spark, tmp_path)
     theirs = OnSpark(job, "EventTime")
@@ -128,9 +117,7 @@ def test_event_time_has_sparks_batches_without_data_over_runs(
     assert len(fired) > 20
 
 
-def test_process_all_available_returns_with_event_time_and_idling_leaves_no_trace(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_process_all_available_ends_with_event_time(spark: SparkSession, tmp_path: Path) -> None:
     job = event_job(spark, tmp_path)
     theirs = OnSpark(job, "EventTime")
     rng = random.Random(8)
@@ -161,56 +148,8 @@ def test_process_all_available_returns_with_event_time_and_idling_leaves_no_trac
             query.stop()
 
 
-class Idle(StreamingQueryListener):
-    """Counts the triggers at which a query had nothing to do."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def onQueryStarted(self, event: Any) -> None: ...
-    def onQueryProgress(self, event: Any) -> None: ...
-    def onQueryTerminated(self, event: Any) -> None: ...
-
-    def onQueryIdle(self, event: Any) -> None:
-        self.count += 1
-
-
-def test_a_processing_time_timer_makes_one_batch_and_the_query_is_idle_before_and_after(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    job = Job(source, tmp_path, ["key"], Alarm(), ALARMS, {"timeMode": "ProcessingTime"})
-    source.add([(1, 12_000), (2, 10**9)])
-    idle = Idle()
-    spark.streams.addListener(idle)
-    with conf(spark, **{"spark.sql.streaming.noDataProgressEventInterval": "200"}):
-        query = job.start(trigger=QUICKLY)
-    try:
-        process_all(query)
-        assert 1 == planned(tmp_path / "query")
-        until(lambda: idle.count > 0, "onQueryIdle before the timer")
-        assert not told(job, "rang")
-        until(lambda: bool(told(job, "rang")), "the timer")
-        process_all(query)
-        (rang,) = told(job, "rang")
-        assert rang.due <= rang.now
-        before, count = files(job), idle.count
-        until(lambda: idle.count > count + 2, "onQueryIdle after the timer")
-        assert 2 == planned(tmp_path / "query")
-        assert before == files(job)
-        counts = [(one["batchId"], one["numInputRows"]) for one in query.recentProgress]
-        assert {(0, 2), (1, 0)} <= set(counts)
-        assert [0, 1] == sorted(
-            {batch for batch, _ in counts if batch < planned(tmp_path / "query")}
-        )
-    finally:
-        query.stop()
-        spark.streams.removeListener(idle)
-    assert query.exception() is None
-
-
 def test_a_processing_time_timer_waits_for_data_where_batches_without_data_are_switched_off(
-    spark: "SparkSession", tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Alarm(), ALARMS, {"timeMode": "ProcessingTime"})
@@ -244,9 +183,7 @@ class Insistent(Alarm):
         yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
 
-def test_available_now_ends_though_a_timer_is_always_due(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_available_now_ends_with_a_timer_always_due(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Insistent(), ALARMS, {"timeMode": "ProcessingTime"})
     source.add([(1, 0)])
@@ -256,9 +193,7 @@ def test_available_now_ends_though_a_timer_is_always_due(
         assert run <= len(told(job, "rang"))
 
 
-def test_late_rows_are_sparks_after_a_batch_without_data(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_late_rows_are_sparks_after_an_empty_batch(spark: SparkSession, tmp_path: Path) -> None:
     job = event_job(spark, tmp_path)
     theirs = OnSpark(job, "EventTime")
     rows = [[(1, at(0)), (1, at(100))], [(2, at(70)), (2, at(90))], [(3, at(85))]]
@@ -271,46 +206,7 @@ def test_late_rows_are_sparks_after_a_batch_without_data(
     assert (2, "rows", 2) in kinds
 
 
-def old_ticks(frame: DataFrame, stream: Any) -> DataFrame:
-    """Return *frame* with the source that queries had before; *stream* is not used."""
-    source = frame.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
-    rate = source.option("numPartitions", 1).load().where(lit(False))
-    nothing = [lit(None).cast(field.dataType).alias(field.name) for field in frame.schema.fields]
-    return frame.unionAll(rate.select(*nothing))
-
-
-@pytest.mark.parametrize("committed", [True, False])
-def test_a_query_with_the_source_of_an_older_version_goes_on(
-    spark: "SparkSession", tmp_path: Path, committed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = event_job(spark, tmp_path)
-    rng = random.Random(9)
-    job.source.add(batch_of(rng, 0))
-    with monkeypatch.context() as patch:
-        patch.setattr(no_data_source, "with_no_data_source", old_ticks)
-        job.run()
-        job.source.add(batch_of(rng, 60))
-        job.run()  # with the tick that comes once in a run
-    query = tmp_path / "query"
-    assert 2 == planned(query)
-    assert '"timestamp":' in (query / "offsets" / "1").read_text()
-    if not committed:
-        (query / "commits" / "1").unlink()
-        (query / "commits" / ".1.crc").unlink()
-    job.take()
-    job.run()
-    replay = [] if committed else [1]
-    assert [*replay, 2] == [batch_id for batch_id, _ in job.delivered]
-    assert all(row.kind.startswith("timer") for row in job.delivered[-1][1])
-    job.source.add(batch_of(rng, 120))
-    job.run()
-    assert [*replay, 2, 3, 4] == [batch_id for batch_id, _ in job.delivered]
-    assert '"noDataBatches":2' in (query / "offsets" / "4").read_text()
-
-
-def test_what_a_run_left_due_fires_at_the_start_of_the_next_and_again_until_it_succeeds(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_due_timers_fire_at_the_start_of_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
     job = event_job(spark, tmp_path)
     for batch in ([(1, at(0))], [(1, at(100))]):
         job.source.add(batch)
@@ -338,9 +234,7 @@ def test_what_a_run_left_due_fires_at_the_start_of_the_next_and_again_until_it_s
     assert 3 == planned(tmp_path / "query")
 
 
-def test_a_run_over_what_is_available_fires_what_is_due_and_plans_nothing_else(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_a_run_fires_what_is_due_and_ends(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Alarm(), ALARMS, {"timeMode": "ProcessingTime"})
     job.run()  # nothing was ever read

@@ -2,10 +2,10 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from tests.spark import processors
 from tests.spark.processors import TOTALS, Totals
 from tests.spark.streams import workers_get_by_value
@@ -18,9 +18,6 @@ from statelog.spark import aggregate, transform_with_state
 from statelog.spark import functions as F
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 workers_get_by_value(processors.__name__)
 
 GROUPS = KeyGroupRange(128, 255)
@@ -30,19 +27,19 @@ COUNT = PreAggregation(
 
 
 @pytest.fixture
-def session(spark: "SparkSession") -> "SparkSession":
+def session(spark: SparkSession) -> SparkSession:
     made = spark.newSession()
     made.conf.set("spark.sql.adaptive.enabled", "false")
     return made
 
 
-def rows(session: "SparkSession") -> "DataFrame":
+def rows(session: SparkSession) -> DataFrame:
     return session.range(0, 1000, 1, 3).selectExpr(
         "id % 37 AS key", "CASE WHEN id % 5 < 4 THEN concat('n', id % 5) END AS name", "id AS value"
     )
 
 
-def by_partition(frame: "DataFrame") -> list[dict[str, object]]:
+def by_partition(frame: DataFrame) -> list[dict[str, object]]:
     def number(batches: object) -> object:
         from pyspark import TaskContext
 
@@ -57,11 +54,11 @@ def by_partition(frame: "DataFrame") -> list[dict[str, object]]:
     return table_of(numbered).to_pylist()
 
 
-def shuffles(frame: "DataFrame") -> int:
+def shuffles(frame: DataFrame) -> int:
     return str(frame._jdf.queryExecution().executedPlan().toString()).count("Exchange ")
 
 
-def check(frame: "DataFrame", of: "DataFrame", tasks: int) -> None:
+def check(frame: DataFrame, of: DataFrame, tasks: int) -> None:
     found = by_partition(frame)
     want = {
         (row.key, row.name): row
@@ -87,9 +84,7 @@ def COUNT_COLUMNS() -> "list[object]":
 
 
 @pytest.mark.parametrize(("tasks", "is_small"), [(1, True), (1, False), (2, False), (5, True)])
-def test_one_row_of_each_key_is_in_the_partition_of_its_task(
-    session: "SparkSession", tasks: int, is_small: bool
-) -> None:
+def test_each_key_is_in_its_partition(session: SparkSession, tasks: int, is_small: bool) -> None:
     frame = shuffled(rows(session), tasks, is_small=is_small)
     assert (
         shuffles(frame) == 0
@@ -97,11 +92,11 @@ def test_one_row_of_each_key_is_in_the_partition_of_its_task(
     check(frame, rows(session), tasks)
 
 
-def one_shuffle(frame: "DataFrame", tasks: int) -> "DataFrame | None":
+def one_shuffle(frame: DataFrame, tasks: int) -> DataFrame | None:
     return PreAggregator(COUNT, GROUPS)._with_one_shuffle(frame, tasks)
 
 
-def shuffled(frame: "DataFrame", tasks: int, *, is_small: bool = False) -> "DataFrame":
+def shuffled(frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFrame:
     aggregator = PreAggregator(COUNT, GROUPS)
     aggregator.partitioned(
         frame, tasks, is_small=is_small
@@ -109,23 +104,19 @@ def shuffled(frame: "DataFrame", tasks: int, *, is_small: bool = False) -> "Data
     return aggregator.partitioned(frame, tasks, is_small=is_small)
 
 
-def test_the_aggregation_has_one_shuffle(session: "SparkSession") -> None:
-    assert one_shuffle(rows(session), 3) is not None
-
-
-def test_an_adaptive_session_has_one_shuffle_too(session: "SparkSession") -> None:
+def test_an_adaptive_session_has_one_shuffle_too(session: SparkSession) -> None:
     session.conf.set("spark.sql.adaptive.enabled", "true")
     assert one_shuffle(rows(session), 2) is not None
     check(shuffled(rows(session), 2), rows(session), 2)
     assert session.conf.get("spark.sql.adaptive.enabled") == "true"
 
 
-def test_a_micro_batch_of_a_query_has_one_shuffle(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_micro_batch_of_a_query_has_one_shuffle(spark: SparkSession, tmp_path: Path) -> None:
     session = spark.newSession()  # with the settings that users have
     rows(session).write.parquet(str(tmp_path / "in"))
     found = []
 
-    def batch(frame: "DataFrame", batch_id: int) -> None:
+    def batch(frame: DataFrame, batch_id: int) -> None:
         found.append(one_shuffle(frame, 2) is not None)
         check(shuffled(frame, 2), rows(session), 2)
 
@@ -136,7 +127,7 @@ def test_a_micro_batch_of_a_query_has_one_shuffle(spark: "SparkSession", tmp_pat
 
 
 def test_spark_plans_the_aggregation_once_for_all_micro_batches(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = spark.newSession()
     parts = [rows(session).where(f"value % 3 = {at}") for at in range(3)]
@@ -151,7 +142,7 @@ def test_spark_plans_the_aggregation_once_for_all_micro_batches(
     )
     aggregator = PreAggregator(COUNT, GROUPS)
 
-    def batch(frame: "DataFrame", batch_id: int) -> None:
+    def batch(frame: DataFrame, batch_id: int) -> None:
         check(aggregator.partitioned(frame, 2), frame, 2)
 
     stream = session.readStream.schema(parts[0].schema).option("maxFilesPerTrigger", 1)
@@ -162,7 +153,7 @@ def test_spark_plans_the_aggregation_once_for_all_micro_batches(
     assert len(planned) == 1
 
 
-def test_other_columns_are_planned_anew(session: "SparkSession") -> None:
+def test_other_columns_are_planned_anew(session: SparkSession) -> None:
     aggregator = PreAggregator(COUNT, GROUPS)
     first = as_one_rdd(rows(session))
     wider = as_one_rdd(rows(session).selectExpr("'x' AS other", "value", "name", "key"))
@@ -170,7 +161,7 @@ def test_other_columns_are_planned_anew(session: "SparkSession") -> None:
         check(aggregator.partitioned(frame, 2), frame, 2)
 
 
-def as_one_rdd(frame: "DataFrame") -> "DataFrame":
+def as_one_rdd(frame: DataFrame) -> DataFrame:
     """Return the frame as `foreachBatch` gives it."""
     from pyspark.sql import DataFrame
 
@@ -181,7 +172,7 @@ def as_one_rdd(frame: "DataFrame") -> "DataFrame":
     return DataFrame(made, session)
 
 
-def test_a_shuffle_of_the_user_stays_where_it_is(session: "SparkSession") -> None:
+def test_a_shuffle_of_the_user_stays_where_it_is(session: SparkSession) -> None:
     own = rows(session).repartition(4, "key")
     # Partitioned by a part of the key, so that the aggregation needs no shuffle of its own.
     grouped = COUNT.grouped(own, GROUPS)
@@ -190,7 +181,7 @@ def test_a_shuffle_of_the_user_stays_where_it_is(session: "SparkSession") -> Non
     check(shuffled(own, 2), rows(session), 2)
 
 
-def test_a_join_below_the_aggregation(session: "SparkSession") -> None:
+def test_a_join_below_the_aggregation(session: SparkSession) -> None:
     names = session.range(37).selectExpr("id AS key", "id * 2 AS twice")
     joined = rows(session).join(names, "key").selectExpr("key", "name", "twice AS value")
     check(shuffled(joined, 2), joined, 2)
@@ -198,13 +189,13 @@ def test_a_join_below_the_aggregation(session: "SparkSession") -> None:
 
 @pytest.mark.parametrize("aggregated", [True, False])
 def test_the_shuffle_begins_before_the_sink_is_called(
-    spark: "SparkSession", tmp_path: Path, *, aggregated: bool
+    spark: SparkSession, tmp_path: Path, *, aggregated: bool
 ) -> None:
     rows(spark).write.parquet(str(tmp_path / "in"))
     events = spark.readStream.schema(rows(spark).schema).parquet(str(tmp_path / "in"))
     begun: list[list[int]] = []
 
-    def sink(frame: "DataFrame", batch_id: int) -> None:
+    def sink(frame: DataFrame, batch_id: int) -> None:
         context = spark.sparkContext
         # Jobs of the query's own group, which end with the query.
         group = context.getLocalProperty("spark.jobGroup.id")

@@ -1,20 +1,17 @@
 """Committed rows that wait for their sink are delivered by the names of their columns, or refused."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark.streams import BatchSource, workers_get_by_value
 
 from statelog.errors import UsageError
 from statelog.format.arrow_data import to_stream
 from statelog.spark import StatefulProcessor, exactly_once, transform_with_state
 from statelog.spark.driver.delivery import committed_rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(600)
 workers_get_by_value(__name__)
@@ -36,14 +33,11 @@ class BothOutputs(StatefulProcessor):
         self.side.emit(Row(k=key[0], n=n))
         yield Row(k=key[0], n=n)
 
-    def close(self) -> None:
-        pass
-
 
 class Job:
     """A query whose sink failed after the commit of its batch; each start may have other columns."""
 
-    def __init__(self, spark: "SparkSession", folder: Path, keys: int) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, keys: int) -> None:
         self.folder = folder
         self.source = BatchSource(spark, folder / "in", "k long, v long")
         self.source.add([(100 + number, 7) for number in range(keys)])
@@ -88,9 +82,7 @@ class Job:
 
 
 @pytest.mark.parametrize("keys", [1, 12_000], ids=["few rows", "many rows"])
-def test_rows_are_delivered_by_the_names_of_their_columns(
-    spark: "SparkSession", tmp_path: Path, keys: int
-) -> None:
+def test_rows_are_delivered_by_name(spark: SparkSession, tmp_path: Path, keys: int) -> None:
     job = Job(spark, tmp_path, keys)
     job.start("n long, k long", "n long, k long")
     assert job.rows == job.output
@@ -103,16 +95,14 @@ def test_rows_are_delivered_by_the_names_of_their_columns(
     [("x string, k long, n long", {"x": None, "k": 100, "n": 7}), ("k long", {"k": 100})],
 )
 def test_an_added_column_is_null_and_a_removed_column_is_left_out(
-    spark: "SparkSession", tmp_path: Path, columns: str, row: Any
+    spark: SparkSession, tmp_path: Path, columns: str, row: Any
 ) -> None:
     job = Job(spark, tmp_path, 1)
     job.start(columns, columns)
     assert [row] == job.output == job.side_output
 
 
-def test_a_renamed_column_is_refused_with_both_lists_until_the_rows_are_delivered(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_a_renamed_column_is_refused_until_delivery(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, 1)
     lists = r"k int64, n int64\).* now has \(.*k int64, m int64\)\. Start the query once"
     with pytest.raises(Exception, match=rf"UsageError: the output of micro-batch 0 .*{lists}"):
@@ -126,9 +116,7 @@ def test_a_renamed_column_is_refused_with_both_lists_until_the_rows_are_delivere
     assert job.rows == job.output == job.side_output
 
 
-def test_a_frame_with_two_columns_of_one_name_is_not_written(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_two_columns_of_one_name_are_not_written(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", "k long, v long")
     source.add([(1, 7)])
     frame = transform_with_state(

@@ -105,9 +105,6 @@ class Unfit(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         yield pd.DataFrame({"key": ["x" if key[0] == 2 else key[0]]})
 
-    def close(self) -> None:
-        pass
-
 
 def test_wrong_arguments_and_frames_are_named(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "input", "key int, amount bigint")

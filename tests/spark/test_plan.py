@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark.errors import AnalysisException, PythonException
-from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as fn
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
@@ -15,9 +15,6 @@ from tests.spark.streams import BatchSource, wait, workers_get_by_value
 
 from statelog.errors import UsageError
 from statelog.spark import StatefulStream, transform_with_state
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(processors.__name__)
 workers_get_by_value(__name__)
@@ -50,7 +47,7 @@ def plan(totals: DataFrame, names: DataFrame) -> DataFrame:
     return final.replace("nobody", "none").repartition(3)
 
 
-def names_of(spark: "SparkSession") -> DataFrame:
+def names_of(spark: SparkSession) -> DataFrame:
     # A batch frame with an aggregation of its own may be joined.
     rows = spark.createDataFrame([(1, "one"), (2, "two"), (2, "two")], "key bigint, name string")
     return rows.groupBy("key").agg(fn.max("name").alias("name"))
@@ -62,7 +59,7 @@ def totals_of(source: BatchSource, **settings: Any) -> DataFrame:
 
 
 @pytest.fixture
-def source(spark: "SparkSession", tmp_path: Path) -> BatchSource:
+def source(spark: SparkSession, tmp_path: Path) -> BatchSource:
     return BatchSource(spark, tmp_path / "in", INPUT)
 
 
@@ -72,7 +69,7 @@ def deliver(frame: DataFrame, folder: Path, sink: Callable[[DataFrame, int], Any
 
 
 def test_a_recorded_plan_gives_what_it_gives_on_a_plain_frame(
-    spark: "SparkSession", tmp_path: Path, source: BatchSource
+    spark: SparkSession, tmp_path: Path, source: BatchSource
 ) -> None:
     names = names_of(spark)
     model, due, delivered = TotalsModel(), [], []
@@ -103,8 +100,8 @@ def test_a_recorded_plan_gives_what_it_gives_on_a_plain_frame(
     assert [Row(key=1, total=8)] == delivered
 
 
-def test_what_spark_refuses_of_a_stream_is_refused_when_it_is_typed(
-    spark: "SparkSession", source: BatchSource, capsys: pytest.CaptureFixture[str]
+def test_calls_that_spark_refuses_are_refused_at_once(
+    spark: SparkSession, source: BatchSource, capsys: pytest.CaptureFixture[str]
 ) -> None:
     totals = totals_of(source)
     other, names = spark.readStream.format("rate").load(), names_of(spark)
@@ -141,9 +138,7 @@ def test_what_spark_refuses_of_a_stream_is_refused_when_it_is_typed(
     assert "|-- total: long" in capsys.readouterr().out
 
 
-def test_a_direct_sink_that_merges_tasks_is_refused_and_nothing_is_lost(
-    tmp_path: Path, source: BatchSource
-) -> None:
+def test_a_direct_sink_that_merges_tasks_is_refused(tmp_path: Path, source: BatchSource) -> None:
     source.add([(key, 1) for key in range(20)])
     totals = totals_of(source, delivery="direct")
     delivered: list[tuple[Any, ...]] = []

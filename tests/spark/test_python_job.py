@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from py4j import clientserver
 from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 from tests.spark.streams import workers_get_by_value
@@ -21,9 +22,6 @@ from tests.spark.versions import ARROW, table_of
 
 from statelog.spark.jvm.arrow_data import frame_of_few_rows
 from statelog.spark.jvm.python_job import OwnWorkers, PythonJobs
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 workers_get_by_value(__name__)
 
@@ -51,9 +49,7 @@ def calls_of(action: Any, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.spark
-def test_each_job_has_its_own_function_and_input(
-    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_job_has_its_own_input(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = PythonJobs("n long, names string")
     for number in (1, 10, 100):
         rows = (
@@ -72,7 +68,7 @@ def test_each_job_has_its_own_function_and_input(
 
 
 @pytest.mark.spark
-def test_broadcasts_of_the_function_reach_the_workers(spark: "SparkSession") -> None:
+def test_broadcasts_of_the_function_reach_the_workers(spark: SparkSession) -> None:
     jobs = PythonJobs("n long, names string")
     assert jobs.frame(spark.range(1), partial(add, 1), "id", tasks=2).count() == 1
     sent = spark.sparkContext.broadcast([7])
@@ -90,7 +86,7 @@ def test_broadcasts_of_the_function_reach_the_workers(spark: "SparkSession") -> 
 
 
 @pytest.mark.spark
-def test_a_long_function_and_a_changed_environment_are_sent_anew(spark: "SparkSession") -> None:
+def test_a_long_function_and_a_changed_environment_are_sent_anew(spark: SparkSession) -> None:
     jobs = PythonJobs("n long, names string")
     jobs.frame(spark.range(1), partial(add, 1), "id", tasks=2)
     text = "x" * (2 << 20)
@@ -127,7 +123,7 @@ def where(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @pytest.mark.spark
 def test_each_task_gets_the_same_worker_each_time(
-    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Idle workers of earlier jobs of the session have another environment.
     monkeypatch.setitem(spark.sparkContext.environment, "STATELOG_TEST", "same worker")
@@ -148,7 +144,7 @@ def test_each_task_gets_the_same_worker_each_time(
 
 
 @pytest.mark.spark
-def test_the_frame_keeps_its_size_and_takes_further_steps(spark: "SparkSession") -> None:
+def test_the_frame_keeps_its_size_and_takes_further_steps(spark: SparkSession) -> None:
     def size(frame: Any) -> int:
         return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
 
@@ -166,13 +162,13 @@ def test_the_frame_keeps_its_size_and_takes_further_steps(spark: "SparkSession")
 
 
 @pytest.mark.spark
-def test_tasks_share_workers_beside_other_queries(spark: "SparkSession", tmp_path: Path) -> None:
+def test_tasks_share_workers_beside_other_queries(spark: SparkSession, tmp_path: Path) -> None:
     own = OwnWorkers(spark, spark.sparkContext._jvm.java.util.HashMap())
     assert [len(own.environments(tasks)) for tasks in (1, 2, 3)] == [1, 2, 0]
     found: list[list[int]] = []
     names: dict[str, set[str]] = {}
 
-    def look(frame: "DataFrame", batch: int) -> None:
+    def look(frame: DataFrame, batch: int) -> None:
         session = frame.sparkSession
         there = OwnWorkers(session, spark.sparkContext._jvm.java.util.HashMap())
         of_one_task = there.environments(1)
@@ -200,27 +196,18 @@ def test_tasks_share_workers_beside_other_queries(spark: "SparkSession", tmp_pat
 
 
 @pytest.mark.spark
-def test_more_tasks_than_have_workers_of_their_own_share_them(spark: "SparkSession") -> None:
+@pytest.mark.parametrize(("partitions", "tasks"), [(2, 2), (7, 7), (3, 2)])
+def test_each_partition_is_a_task(spark: SparkSession, partitions: int, tasks: int) -> None:
+    """Also where there are more tasks than workers, or other partitions than tasks."""
     jobs = PythonJobs("n long, names string")
-    for tasks in (2, 7):
-        rows = spark.range(0, 100, 1, tasks)
-        table = table_of(jobs.frame(rows, where, "id", tasks=tasks))
-        assert sorted(table.column("n").to_pylist()) == list(range(100))
-        assert {name.split()[0] for name in table.column("names").to_pylist()} == set(
-            map(str, range(tasks))
-        )
-
-
-@pytest.mark.spark
-def test_a_frame_with_another_number_of_partitions_is_one_job(spark: "SparkSession") -> None:
-    jobs = PythonJobs("n long, names string")
-    table = table_of(jobs.frame(spark.range(0, 100, 1, 3), where, "id", tasks=2))
+    table = table_of(jobs.frame(spark.range(0, 100, 1, partitions), where, "id", tasks=tasks))
     assert sorted(table.column("n").to_pylist()) == list(range(100))
-    assert {name.split()[0] for name in table.column("names").to_pylist()} == {"0", "1", "2"}
+    found = {name.split()[0] for name in table.column("names").to_pylist()}
+    assert found == set(map(str, range(partitions)))
 
 
 @pytest.mark.spark
-def test_errors_are_those_of_mapinarrow(spark: "SparkSession") -> None:
+def test_errors_are_those_of_mapinarrow(spark: SparkSession) -> None:
     def fails(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         raise ValueError("not today")
         yield
@@ -237,7 +224,7 @@ def test_errors_are_those_of_mapinarrow(spark: "SparkSession") -> None:
 @ARROW
 @pytest.mark.parametrize("rows", [0, 1, 5_000])
 def test_few_rows_are_the_frame_that_createdataframe_makes(
-    spark: "SparkSession", rows: int, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema = StructType.fromDDL(
         "n int, text string, at timestamp, local timestamp_ntz, day date, parts array<string>, "

@@ -18,9 +18,7 @@ def records(location: Path) -> list[BatchRecord]:
     return [BatchRecord.of(read_checkpoint(store, one).checkpoint) for one in committed(location)]
 
 
-def test_costs_are_recorded_and_those_after_the_commit_by_the_next(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_costs_are_recorded_also_after_the_commit(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
     for _ in range(3):
@@ -57,12 +55,12 @@ def test_a_report_shows_what_the_query_recorded(spark: SparkSession, tmp_path: P
     source.add([(4, 40)])
     job.run(tasks=1, retainedCheckpoints=9)
     figures = collect(open_existing_store(job.state), str(job.state), ReportPlan())
-    assert [3, 3, 1] == [one.rows for one in figures.batches]
+    assert [3, 3, 1] == [batch.rows for batch in figures.batches]
     first, second = claims(job.state)
-    assert [first, first, second] == [one.epoch for one in figures.checkpoints]
+    assert [first, first, second] == [checkpoint.epoch for checkpoint in figures.checkpoints]
     whole = {"plan", "run", "commit", "deliver", "clean_up"}
     assert [whole, {"plan", "run"}, {"plan", "run"}] == [
-        set(one.milliseconds) for one in figures.batches
+        set(batch.milliseconds) for batch in figures.batches
     ]
     (groups,) = figures.skew
     assert (128, 4) == (len(groups.keys), sum(groups.keys))

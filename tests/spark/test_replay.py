@@ -8,28 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pandas as pd
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql import Row, SparkSession
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
-from statelog.extensions.recordings.location import list_recordings
-from statelog.spark import (
-    Record,
-    replay,
-    transform_with_state,
-    transform_with_state_in_pandas,
-)
-from statelog.store import open_store
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from statelog.spark import Record, replay, transform_with_state
 
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
@@ -65,7 +53,7 @@ def run_example(program: Path, folder: Path) -> None:
 
 
 @pytest.fixture
-def fraud(spark: "SparkSession", tmp_path: Path) -> Iterator[Path]:
+def fraud(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
     """Return a user's folder, in which the fraud example records account a."""
     spark.conf.set(RECORD, '["a"]')
     try:
@@ -130,7 +118,7 @@ def test_a_key_that_raised_is_replayed_by_the_command_in_the_error(fraud: Path) 
     with pytest.raises(StreamingQueryException) as raised:
         run_example(program, fraud)
     message = str(raised.value)
-    line = next(one for one in message.splitlines() if "Replay it: " in one)
+    line = next(line for line in message.splitlines() if "Replay it: " in line)
     words = shlex.split(line.partition("Replay it: ")[2])
     assert ["statelog", "replay", "--processor", f"{program}:FraudRule"] == words[:4]
 
@@ -147,25 +135,6 @@ def differences(location: Path, key: object, **arguments: Any) -> list[Any]:
     return [one.differences for one in replay(str(location), key, **arguments) if one.differences]
 
 
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_both_deliveries_record_with_any_number_of_tasks(
-    spark: "SparkSession", tmp_path: Path, delivery: str
-) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    options = {"delivery": delivery, "record": Record(share=1.0)}
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
-    for tasks in (1, 3):
-        source.add([(1, tasks), (2, 2), (1, 3)])
-        source.add([(3, 1), (1, 5)])
-        job.run(tasks=tasks)
-    steps = replay(str(job.state), 1, processor=Totals())
-    assert [[1, 3], [5], [3, 3], [5]] == [[row.amount for row in one.input] for one in steps]
-    assert [] == [one for one in steps if one.differences]
-    assert [4, 9, 15, 20] == [one.recorded_result.output[-1].total for one in steps]  # type: ignore[union-attr]
-    store = open_store(str(job.state))
-    assert 4 == len(list_recordings(store))
-
-
 class Marks(Totals):
     """`Totals` behind `Totals`: adds up totals by their last digit."""
 
@@ -177,7 +146,7 @@ class Marks(Totals):
         yield Row(key=key[0], total=total, rows=count)
 
 
-def test_each_operator_of_a_query_is_recorded(spark: "SparkSession", tmp_path: Path) -> None:
+def test_each_operator_of_a_query_is_recorded(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([(1, 1), (2, 2)])
     source.add([(1, 5)])
@@ -194,45 +163,7 @@ def test_each_operator_of_a_query_is_recorded(spark: "SparkSession", tmp_path: P
     assert [] == differences(state, 1, operator="marks", processor=Marks())
 
 
-class FrameTotals(StatefulProcessor):
-    """Adds up frames, and begins with initial state."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.total = handle.getValueState("total", "total bigint, rows bigint")
-
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        self.total.update((int(initialState["amount"].sum()), 0))
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
-        total, count = self.total.get() or (0, 0)
-        for frame in rows:
-            total, count = total + int(frame["amount"].sum()), count + len(frame)
-        self.total.update((total, count))
-        yield pd.DataFrame({"key": [key[0]], "total": [total], "rows": [count]})
-
-
-def test_frames_and_initial_state_are_recorded(spark: "SparkSession", tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    initial = spark.createDataFrame([(1, 100), (7, 70)], INPUT).groupBy("key")
-    options = {
-        "transform": transform_with_state_in_pandas, "initialState": initial, "record": Record(share=1.0),
-    }  # fmt: skip
-    job = Job(source, tmp_path, ["key"], FrameTotals(), TOTALS, options)
-    source.add([(1, 1), (2, 2)])
-    source.add([(1, 5)])
-    job.run()
-    first, second = replay(str(job.state), 1, processor=FrameTotals())
-    assert ["handleInitialState", "handleInputRows"] == [one.method for one in first.recorded.calls]
-    assert ((), ()) == (first.differences, second.differences)
-    assert {"total": (106, 2)} == second.recorded_result.state  # type: ignore[union-attr]
-    (seven,) = replay(str(job.state), 7, processor=FrameTotals())
-    assert (0, {"total": (70, 0)}) == (len(seven.input), seven.recorded_result.state)  # type: ignore[union-attr]
-    assert () == seven.differences
-
-
-def test_a_key_of_no_operator_is_refused_at_the_start(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_a_key_of_no_operator_is_refused_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
     from statelog.errors import UsageError
 
     source = BatchSource(spark, tmp_path / "in", INPUT)

@@ -2,14 +2,15 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark import processors
+from tests.spark.checkpoint_files import in_order
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 from tests.spark.versions import needs
@@ -20,11 +21,6 @@ from statelog.errors import CheckpointError
 from statelog.metrics import Metrics
 from statelog.spark.driver import operator_run
 from statelog.spark.worker.protocol import TaskAck
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
@@ -117,9 +113,7 @@ def batch_of(rng: random.Random, at: int) -> list[tuple[int, int, int]]:
     return [(rng.randrange(KEYS), rng.choice([-1, 0, 5, rng.randrange(20)]), at) for _ in range(80)]
 
 
-def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_all_state_survives_a_change_of_tasks(spark: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(4372)
     source = BatchSource(spark, tmp_path / "in", f"{INPUT}, at bigint")
     local = tmp_path / "local"
@@ -138,20 +132,20 @@ def test_state_of_every_kind_survives_any_change_of_the_number_of_tasks(
         job.run(tasks=tasks)
         expected = [model.apply(rows) for rows in batches]
         assert expected == [{row.key: row.held for row in batch} for batch in job.take()]
-    assert [tasks for tasks in TASKS for _ in range(3)] == [one.tasks for one in job.progress]
+    assert [tasks for tasks in TASKS for _ in range(3)] == [report.tasks for report in job.progress]
     assert sum(progress.snapshots for progress in job.progress) >= 8
     assert any(progress.catch_up["restored"] for progress in job.progress)
     assert any(progress.catch_up["local"] for progress in job.progress)
     assert all(path.stat().st_mode & 0o077 == 0 for path in local.iterdir())
 
 
-def cost_by_rows(acks: "Sequence[TaskAck]", size: int | None) -> BatchCost:
+def cost_by_rows(acks: Sequence[TaskAck], size: int | None) -> BatchCost:
     rows = sum(ack.count("rows") for ack in acks)
     return BatchCost(len(acks), rows, size, work_ms=rows * 0.01, input_ms=1.0)
 
 
 def test_tasks_follow_the_size_of_each_batch_and_state_is_not_read_anew(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # How long rows take depends on the machine: here each takes the same time.
     monkeypatch.setattr(operator_run, "batch_cost", cost_by_rows)
@@ -175,9 +169,7 @@ def test_tasks_follow_the_size_of_each_batch_and_state_is_not_read_anew(
     assert () == tuple(job.progress[0].largest_keys)
 
 
-def test_snapshots_go_round_the_key_groups_and_one_that_fails_does_no_harm(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_a_failed_snapshot_does_no_harm(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     metrics = Metrics()
     policy = {"snapshot.max-log-handles": 4, "snapshot.slice-size": 1, "snapshot.max-slices": 4}
@@ -227,7 +219,7 @@ class Dropping(EveryKind):
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 def test_a_variable_that_is_deleted_is_gone_for_every_key_and_the_others_stay(
-    spark: "SparkSession", tmp_path: Path, delivery: str
+    spark: SparkSession, tmp_path: Path, delivery: str
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", f"{INPUT}, at bigint")
     options = {"timeMode": "ProcessingTime", "delivery": delivery}
@@ -253,29 +245,22 @@ def test_a_variable_that_is_deleted_is_gone_for_every_key_and_the_others_stay(
 
 
 @pytest.fixture
-def job(spark: "SparkSession", tmp_path: Path) -> Job:
+def job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
-
-
-def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
-    return sorted(map(tuple, batch), key=repr)
 
 
 BATCHES = [[(1, 1), (2, 2)], [(1, 10)], [(2, 100)], [(1, 1000), (2, 1000)]]
 
 
-@pytest.mark.parametrize("materialization", [SNAPSHOTS, {}])
-def test_an_older_checkpoint_can_be_restored_and_the_newer_ones_are_given_up(
-    job: Job, materialization: dict[str, Any]
-) -> None:
+def test_an_older_checkpoint_can_be_restored_and_the_newer_ones_are_given_up(job: Job) -> None:
     for rows in BATCHES[:3]:
         job.source.add(rows)
-    job.run(**materialization)
+    job.run(**SNAPSHOTS)
     job.take()
     job.source.add(BATCHES[3])
-    job.run(checkpoint=committed(job.state)[-2], tasks=3, **materialization)
+    job.run(checkpoint=committed(job.state)[-2], tasks=3, **SNAPSHOTS)
     job.source.add(BATCHES[1])
-    job.run(**materialization)
+    job.run(**SNAPSHOTS)
     model = TotalsModel()
     for rows in BATCHES[:2]:  # what the older checkpoint knows; batch 2 is given up with its own
         model.apply(rows)
@@ -289,16 +274,13 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_damaged_newest_checkpoint_is_reported_by_name_and_an_older_one_can_be_asked_for(
-    job: Job, share: float
-) -> None:
+def test_a_damaged_newest_checkpoint_is_named_and_an_older_one_works(job: Job) -> None:
     for rows in BATCHES[:3]:
         job.source.add(rows)
     job.run()
     *older, newest = committed(job.state)
     metadata = job.state / f"chk-{newest}" / "_metadata"
-    flip(metadata, int(metadata.stat().st_size * share))
+    flip(metadata, metadata.stat().st_size // 2)
     job.take()
     job.source.add(BATCHES[3])
     for _ in range(2):  # it is not forgotten either
@@ -315,9 +297,7 @@ def test_a_damaged_newest_checkpoint_is_reported_by_name_and_an_older_one_can_be
 
 
 @pytest.mark.parametrize(("folder", "keys"), [("dstl", 40), ("taskowned", 20_000)])
-def test_a_damaged_file_of_the_state_is_reported_and_never_skipped(
-    job: Job, folder: str, keys: int
-) -> None:
+def test_a_damaged_file_is_reported_not_skipped(job: Job, folder: str, keys: int) -> None:
     for rows in BATCHES[:3]:
         job.source.add([(key + more, amount) for key, amount in rows for more in range(keys)])
     policy = SNAPSHOTS if folder == "taskowned" else {}
@@ -333,9 +313,7 @@ def test_a_damaged_file_of_the_state_is_reported_and_never_skipped(
 
 
 @needs((4, 3), "the repartition of a checkpointLocation")
-def test_sparks_offline_repartition_is_undone_by_deleting_its_batch(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_an_offline_repartition_can_be_undone(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
     for rows in ([(1, 1), (2, 2)], [(1, 5)]):
         job.source.add(rows)

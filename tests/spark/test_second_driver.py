@@ -6,17 +6,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from tests.spark import processors
 from tests.spark.checkpoint_files import in_order
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 from tests.support.locations.sequence_entries import claims
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(processors.__name__)
 
@@ -68,7 +65,7 @@ def main(folder: Path, query: Path) -> None:
 
 
 def test_a_second_driver_that_cannot_go_on_is_refused_and_the_first_goes_on_committing(
-    spark: "SparkSession", tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     job = Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
     model = TotalsModel()

@@ -4,13 +4,13 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark import processors, side_job
 from tests.spark.killed_jobs import run_killed
 from tests.spark.processors import INPUT, TOTALS, Totals
@@ -27,9 +27,6 @@ from statelog.spark import (
     transform_with_state_in_pandas,
     writer_id,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 workers_get_by_value(processors.__name__)
@@ -83,7 +80,7 @@ def kept(location: str, name: str, count: int) -> list[list[tuple[int, ...]]]:
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 @pytest.mark.parametrize("kind", [Sides, FrameSides, ColumnSides])
 def test_rows_are_kept_and_delivered_with_their_micro_batch(
-    spark: "SparkSession", tmp_path: Path, kind: Any, delivery: str
+    spark: SparkSession, tmp_path: Path, kind: Any, delivery: str
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     for rows in BATCHES:
@@ -118,10 +115,10 @@ def test_rows_are_kept_and_delivered_with_their_micro_batch(
         assert {at: rows for at, rows in enumerate(batches) if rows} == delivered[name]
     assert {"", "sevens", "first"} == writers
     assert 8 == metrics.value("num_side_output_rows")
-    assert [5, 1, 2] == [each.side_output_rows for each in progress]
+    assert [5, 1, 2] == [report.side_output_rows for report in progress]
 
 
-def test_what_is_wrong_is_said_at_the_start(spark: "SparkSession", tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([(1, 1)])
     stream: Any = transform_with_state(source.frame().groupBy("key"), Sides(), TOTALS)
@@ -135,7 +132,7 @@ def test_what_is_wrong_is_said_at_the_start(spark: "SparkSession", tmp_path: Pat
         transform_with_state(batch.groupBy("key"), Sides(), TOTALS)
 
 
-def test_a_sink_that_fails_gets_the_same_rows_again(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_sink_that_fails_gets_the_same_rows_again(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     for rows in BATCHES:
         source.add(rows)
@@ -162,14 +159,9 @@ def test_a_sink_that_fails_gets_the_same_rows_again(spark: "SparkSession", tmp_p
     assert [(0, [(1,), (2,), (3,)]), (1, [(4,)]), (2, [(5,)]), (2, [(5,)])] == delivered
 
 
-# ------------------------------------------------------------------------------------- kills
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_every_row_is_committed_once_over_kills(
-    spark: "SparkSession", tmp_path: Path, delivery: str
-) -> None:
+def test_rows_are_exact_after_kills(spark: SparkSession, tmp_path: Path, delivery: str) -> None:
     """Before the commit, after it, and between and after the sinks; rows in answers and in files."""
     rng = random.Random(5)
     source = BatchSource(spark, tmp_path / "in", INPUT)

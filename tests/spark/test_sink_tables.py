@@ -2,22 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.spark.sink_job import COLUMNS, SinkJob
 from tests.spark.streams import wait
 
 from statelog.errors import UsageError
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 NAME = "kept"
 
 
 @pytest.fixture
-def job(spark: "SparkSession", tmp_path: Path) -> Iterator[SinkJob]:
+def job(spark: SparkSession, tmp_path: Path) -> Iterator[SinkJob]:
     yield SinkJob(spark, tmp_path)
     spark.sql(f"drop table if exists {NAME}")
 
@@ -33,9 +31,7 @@ def forget_table(job: SinkJob) -> None:
 
 
 @pytest.mark.parametrize("partitions", [{}, {"partitionBy": "key"}, {"partitionBy": "KEY"}])
-def test_a_forgotten_table_is_created_with_its_columns_and_partitions(
-    job: SinkJob, partitions: dict[str, str]
-) -> None:
+def test_a_forgotten_table_is_created_again(job: SinkJob, partitions: dict[str, str]) -> None:
     def run() -> None:
         writer = job.writer().option("path", str(job.out))
         wait(writer.toTable(NAME, format="parquet", **partitions))

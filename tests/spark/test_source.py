@@ -31,9 +31,7 @@ def expected(table: pa.Table) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=repr)
 
 
-def test_every_retained_checkpoint_is_read_as_its_reader_reads_it(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_every_retained_checkpoint_is_read(spark: SparkSession, tmp_path: Path) -> None:
     run = job(spark, tmp_path)
     run.run()
     ids = retained(run.state)
@@ -41,7 +39,7 @@ def test_every_retained_checkpoint_is_read_as_its_reader_reads_it(
     counts = []
     for checkpoint_id in ids:
         with StateReader.open(run.state, checkpoint_id) as reader:
-            found = [one.name for one in reader.variables()]
+            found = [variable.name for variable in reader.variables()]
             assert {*VARIABLES, "$timers"} == set(found)
             # The older ones differ by their rows only.
             for name in found if checkpoint_id == ids[-1] else ["items"]:
@@ -51,7 +49,11 @@ def test_every_retained_checkpoint_is_read_as_its_reader_reads_it(
                 assert bool(wanted) == (name != "gone"), "expired values are left out"
                 counts += [len(wanted)] * (name == "items")
     assert counts == [20, 30, 40]
-    newest = next(one for one in list_checkpoints(open_store(run.state)) if one.is_retained)
+    newest = next(
+        checkpoint
+        for checkpoint in list_checkpoints(open_store(run.state))
+        if checkpoint.is_retained
+    )
     by_batch = read(spark, run.state, variable="items", batchId=newest.batch_id)
     assert 20 == by_batch.count()
     with pytest.raises(Exception, match="does not retain a checkpoint of micro-batch 99"):
@@ -69,7 +71,7 @@ def test_checkpoints_are_rows(spark: SparkSession, tmp_path: Path) -> None:
     run.run()
     frame = read(spark, run.state, view="checkpoints")
     rows = frame.where("state = 'retained'").orderBy("checkpoint_id").collect()
-    listed = {one.checkpoint_id: one for one in summaries(run.state)}
+    listed = {summary.checkpoint_id: summary for summary in summaries(run.state)}
     assert [row.checkpoint_id for row in rows] == retained(run.state)
     assert [(row.batch_id, row.rows, row.keys) for row in rows] == [(n, 10, 7) for n in (1, 2, 3)]
     for row in rows:
@@ -89,9 +91,7 @@ def test_checkpoints_are_rows(spark: SparkSession, tmp_path: Path) -> None:
     assert bad.problem
 
 
-def test_a_frame_keeps_its_checkpoint_while_the_query_runs(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_frame_keeps_its_checkpoint_during_a_query(spark: SparkSession, tmp_path: Path) -> None:
     run = job(spark, tmp_path, retainedCheckpoints=2)
     seen: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = []
     frames: list[DataFrame] = []

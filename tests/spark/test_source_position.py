@@ -5,10 +5,11 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from tests.spark import processors
 from tests.spark.checkpoint_files import (
     AnySize,
@@ -33,24 +34,21 @@ from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.store import open_location
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(processors.__name__)
 
-MODES: dict[str, dict[str, Any]] = {
-    "none": {},
-    "none, with ticks": {"noDataBatches": True},
-    "processing time": {"timeMode": "ProcessingTime"},
-    "processing time, no ticks": {"timeMode": "ProcessingTime", "noDataBatches": False},
-    "event time": {"timeMode": "EventTime"},
-    "direct": {"delivery": "direct"},
+MODES: dict[str, tuple[dict[str, Any], bool]] = {
+    "log kept": ({}, False),
+    "log lost": ({}, True),
+    "batches without data, log lost": ({"noDataBatches": True}, True),
+    "processing time, log lost": ({"timeMode": "ProcessingTime"}, True),
+    "event time, direct": ({"timeMode": "EventTime", "delivery": "direct"}, False),
 }
+"""Settings of the query, and whether the log of its source is lost with the batch."""
 BATCHES = [[(1, 10), (2, 20)], [(1, 1), (3, 30)], [(2, 2)], [(1, 5), (4, 4)], [(4, 1)]]
 REMEDY = r"statelog rewind .*/query --state-location .*/state. lists.*checkpointLocation and adopt="
 
 
-def a_job(spark: "SparkSession", folder: Path, options: dict[str, Any]) -> Job:
+def a_job(spark: SparkSession, folder: Path, options: dict[str, Any]) -> Job:
     kind = AnySizeInTime if options.get("timeMode") == "EventTime" else AnySize
     return Job(kind(spark, folder / "in", INPUT), folder, ["key"], Totals(), TOTALS, dict(options))
 
@@ -72,10 +70,9 @@ def refused(job: Job, message: str, **changes: Any) -> None:
     assert delivered == len(job.delivered)
 
 
-@pytest.mark.parametrize("sources", [False, True], ids=["log kept", "log lost"])
-@pytest.mark.parametrize("options", MODES.values(), ids=MODES)
+@pytest.mark.parametrize(("options", "is_log_lost"), MODES.values(), ids=MODES)
 def test_a_batch_that_is_planned_anew_is_refused_and_with_its_files_back_goes_on(
-    spark: "SparkSession", tmp_path: Path, options: dict[str, Any], sources: bool
+    spark: SparkSession, tmp_path: Path, options: dict[str, Any], is_log_lost: bool
 ) -> None:
     job, model = a_job(spark, tmp_path, options), TotalsModel()
     for rows in BATCHES[:3]:
@@ -83,7 +80,7 @@ def test_a_batch_that_is_planned_anew_is_refused_and_with_its_files_back_goes_on
         job.run()
     query = tmp_path / "query"
     shutil.copytree(query, tmp_path / "whole")
-    forget_newest_batch(query, sources=sources)
+    forget_newest_batch(query, sources=is_log_lost)
     job.source.add(BATCHES[3])
     refused(job, r"planned batch \d+ again: it covers other input")
     replace(query, tmp_path / "whole")
@@ -92,9 +89,7 @@ def test_a_batch_that_is_planned_anew_is_refused_and_with_its_files_back_goes_on
     assert expected == [in_order(rows) for rows in job.take() if rows]
 
 
-def test_a_batch_that_is_planned_anew_as_it_was_is_not_refused(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_a_batch_planned_again_as_before_is_accepted(spark: SparkSession, tmp_path: Path) -> None:
     job, model = a_job(spark, tmp_path, {}), TotalsModel()
     for rows in BATCHES[:2]:
         job.source.add(rows)
@@ -108,9 +103,7 @@ def test_a_batch_that_is_planned_anew_as_it_was_is_not_refused(
 
 
 @pytest.mark.parametrize("kept", [1, 2], ids=["two behind", "one behind"])
-def test_an_older_checkpoint_location_from_a_backup_is_refused(
-    spark: "SparkSession", tmp_path: Path, kept: int
-) -> None:
+def test_an_older_backup_is_refused(spark: SparkSession, tmp_path: Path, kept: int) -> None:
     job = a_job(spark, tmp_path, {})
     for at, rows in enumerate(BATCHES[:3]):
         job.source.add(rows)
@@ -122,9 +115,7 @@ def test_an_older_checkpoint_location_from_a_backup_is_refused(
     refused(job, r"planned batch 2 again" if kept == 2 else r"is at batch 1, .* after batch 2")
 
 
-def test_a_batch_after_one_that_was_planned_anew_elsewhere_is_refused(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_a_batch_after_a_foreign_plan_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The batch was planned again, and finished, by a run on a copy of the state."""
     job = a_job(spark, tmp_path, {})
     for rows in BATCHES[:2]:
@@ -140,7 +131,7 @@ def test_a_batch_after_one_that_was_planned_anew_elsewhere_is_refused(
 
 
 def test_an_offset_file_that_a_power_failure_emptied_stops_spark_and_touches_no_state(
-    spark: "SparkSession", tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     job = a_job(spark, tmp_path, {})
     for rows in BATCHES[:2]:
@@ -158,9 +149,7 @@ def test_an_offset_file_that_a_power_failure_emptied_stops_spark_and_touches_no_
     refused(job, "planned batch 1 again")
 
 
-def test_positions_from_the_files_are_those_of_sparks_own_objects(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_positions_are_those_of_sparks_objects(spark: SparkSession, tmp_path: Path) -> None:
     """Records of earlier versions have digests of what the JVM said."""
 
     class Mixed(AnySize):
@@ -183,7 +172,7 @@ def test_positions_from_the_files_are_those_of_sparks_own_objects(
         batch_id = record_of(job).batch_id
         theirs = log.get(batch_id).get().offsets()
         options = [theirs.apply(at) for at in range(theirs.size())]
-        texts = [one.get().json() if one.isDefined() else None for one in options]
+        texts = [option.get().json() if option.isDefined() else None for option in options]
         ours = read_offsets(files, batch_id)
         assert ours is not None and texts == list(ours.offsets or ())
         assert 4 == ours.sources
@@ -198,9 +187,7 @@ def test_positions_from_the_files_are_those_of_sparks_own_objects(
         assert record.position == unaided.position
 
 
-def test_the_position_names_files_of_every_entry_and_of_compact_ones(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_positions_name_files_of_compact_entries(spark: SparkSession, tmp_path: Path) -> None:
     interval = "spark.sql.streaming.fileSource.log.compactInterval"
     spark.conf.set(interval, "3")
     try:
@@ -228,7 +215,7 @@ def test_the_position_names_files_of_every_entry_and_of_compact_ones(
         spark.conf.unset(interval)
 
 
-def test_two_uses_of_one_source_share_its_log(spark: "SparkSession", tmp_path: Path) -> None:
+def test_two_uses_of_one_source_share_its_log(spark: SparkSession, tmp_path: Path) -> None:
     class Twice(AnySize):
         def frame(self) -> Any:
             frame = super().frame()
@@ -249,48 +236,8 @@ def test_two_uses_of_one_source_share_its_log(spark: "SparkSession", tmp_path: P
     refused(job, "planned batch 0 again")
 
 
-def test_checkpoints_without_a_position_are_accepted_as_before(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new = BatchRecord.to_properties
-
-    def old(record: BatchRecord) -> dict[str, Any]:
-        properties = new(record)
-        for name in ("position", "position_before", "source_logs"):
-            del properties[name]
-        return properties
-
-    job, model = a_job(spark, tmp_path, {}), TotalsModel()
-    with monkeypatch.context() as patched:
-        patched.setattr(BatchRecord, "to_properties", old)
-        job.source.add(BATCHES[0])
-        job.run()
-    assert record_of(job).position is None
-    for rows in BATCHES[1:3]:
-        job.source.add(rows)
-        job.run()
-    assert record_of(job).position
-    assert [model.apply(rows) for rows in BATCHES[:3]] == [in_order(rows) for rows in job.take()]
-
-
-def test_going_back_in_the_state_alone_skips_what_the_source_has_given(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
-    """`restore` does not rewind the source: the batch that was given up is not read again."""
-    job, model = a_job(spark, tmp_path, {}), TotalsModel()
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
-        job.run()
-    job.take()
-    job.source.add(BATCHES[3])
-    job.run(checkpoint=committed(job.state)[-2])
-    model.apply(BATCHES[0])
-    model.apply(BATCHES[1])
-    assert [model.apply(BATCHES[3])] == [in_order(rows) for rows in job.take()]
-
-
 def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_claimed(
-    spark: "SparkSession", tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     job = a_job(spark, tmp_path, {"retainedCheckpoints": 1})
     for rows in BATCHES[:2]:
@@ -314,9 +261,7 @@ def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_cla
     assert 1 == newest(tmp_path / "query" / "commits")
 
 
-def test_a_checkpoint_location_that_only_hadoop_reaches_is_read_through_spark(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_a_hadoop_location_is_read_through_spark(spark: SparkSession, tmp_path: Path) -> None:
     mounted = "fs.viewfs.mounttable.statelog.link./q"
     (tmp_path / "mounted").mkdir()
     hadoop: Any = spark.sparkContext._jsc

@@ -4,11 +4,11 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import Observation, Row
+from pyspark.sql import DataFrame, Observation, Row, SparkSession
 from pyspark.sql.functions import col, count, lit
 from pyspark.sql.functions import max as max_of
 from pyspark.sql.functions import sum as total_of
@@ -22,9 +22,6 @@ from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, Job, wait, workers
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state
 from statelog.spark.query.progress import BatchProgress, source_metrics
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 workers_get_by_value(processors.__name__)
 workers_get_by_value(__name__)
@@ -79,7 +76,7 @@ class Progresses(StreamingQueryListener):
 
 
 @pytest.fixture
-def listener(spark: "SparkSession") -> Iterator[Progresses]:
+def listener(spark: SparkSession) -> Iterator[Progresses]:
     heard = Progresses()
     spark.streams.addListener(heard)
     yield heard
@@ -87,7 +84,7 @@ def listener(spark: "SparkSession") -> Iterator[Progresses]:
 
 
 @pytest.fixture
-def job(spark: "SparkSession", tmp_path: Path) -> Job:
+def job(spark: SparkSession, tmp_path: Path) -> Job:
     job = Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
     job.source.add([(1, 1), (2, 2), (2, 3)])
     job.source.add([(1, 1)])
@@ -102,9 +99,7 @@ def figures(progress: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("time_mode", ["ProcessingTime", "None"])
-def test_the_progress_of_a_query_has_the_figures_of_each_batch(
-    job: Job, listener: Progresses, time_mode: str
-) -> None:
+def test_progress_has_each_batchs_figures(job: Job, listener: Progresses, time_mode: str) -> None:
     query = job.start(timeMode=time_mode, noDataBatches=True)
     wait(query)
     ours = [source_metrics(progress) for progress in job.progress]
@@ -150,9 +145,7 @@ def operators_of(batches: list[BatchProgress]) -> list[list[dict[str, Any]]]:
     ]
 
 
-def test_a_query_without_the_source_has_them_in_its_own_progress(
-    job: Job, listener: Progresses
-) -> None:
+def test_a_query_without_the_source_has_its_own_progress(job: Job, listener: Progresses) -> None:
     query = job.start()
     wait(query)
     assert [(3, 2), (1, 1)] == [(batch.rows, batch.keys) for batch in job.progress]
@@ -179,7 +172,7 @@ def test_a_query_without_the_source_has_them_in_its_own_progress(
     assert 0 == operator.customMetrics["rows"]
 
 
-def test_a_batch_that_is_skipped_repeats_no_figures(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_batch_that_is_skipped_repeats_no_figures(spark: SparkSession, tmp_path: Path) -> None:
     source = EventTimes(spark, tmp_path / "in", SCHEMA)
     source.add([(1, at(1000))])
     options = {"timeMode": "EventTime"}
@@ -187,11 +180,11 @@ def test_a_batch_that_is_skipped_repeats_no_figures(spark: "SparkSession", tmp_p
     query = job.start()
     wait(query)
     found = [figures(one) for one in query.recentProgress]
-    assert [source_metrics(one) for one in job.progress] == [one for one in found if one]
+    assert [source_metrics(report) for report in job.progress] == [one for one in found if one]
     assert [True, False] == [bool(one) for one in found]  # the watermark moved, no timer was due
 
 
-def test_a_batch_that_is_delivered_again_says_so(job: Job) -> None:
+def test_a_redelivered_batch_is_marked(job: Job) -> None:
     def fail_once(frame: Any, batch_id: int) -> None:
         if batch_id == 1:
             raise OSError("the sink failed")
@@ -214,7 +207,7 @@ def test_an_observation_on_the_input_counts_each_row_once(job: Job, delivery: st
     assert [3, 1] == [one["observedMetrics"]["seen"]["rows"] for one in query.recentProgress]
 
 
-def observed(grouped: Any, processor: Any, output: str, **settings: Any) -> "DataFrame":
+def observed(grouped: Any, processor: Any, output: str, **settings: Any) -> DataFrame:
     """Two operators, with an observation between them and two behind the second."""
     first = transform_with_state(grouped, processor, output, **settings)
     between = first.observe("between", count(lit(1)).alias("n"))
@@ -225,21 +218,19 @@ def observed(grouped: Any, processor: Any, output: str, **settings: Any) -> "Dat
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_an_observation_behind_an_operator_has_the_values_of_each_batch(
-    job: Job, delivery: str
-) -> None:
+def test_an_observation_after_an_operator_has_each_batch(job: Job, delivery: str) -> None:
     job.source.add([(1, 4)])
 
-    def sink(frame: "DataFrame", batch_id: int) -> None:
+    def sink(frame: DataFrame, batch_id: int) -> None:
         for _ in range(2 if batch_id < 2 else 0):  # the second action changes no value
             job.collect(frame, batch_id)
 
     query = job.start(sink, transform=observed, delivery=delivery, tasks=2)
     wait(query)
     metrics = [one["observedMetrics"] for one in query.recentProgress]
-    assert [2, 1, 1] == [one["between"].n for one in metrics]
-    assert [(2, 6), (1, 3)] == [(one["seen"].n, one["seen"]["sum"]) for one in metrics[:2]]
-    assert [2, None] == [one["large"].key for one in metrics[:2]]
+    assert [2, 1, 1] == [metric["between"].n for metric in metrics]
+    assert [(2, 6), (1, 3)] == [(metric["seen"].n, metric["seen"]["sum"]) for metric in metrics[:2]]
+    assert [2, None] == [metric["large"].key for metric in metrics[:2]]
     assert {"between"} == set(metrics[2])  # no action read the rows behind the second operator
 
 

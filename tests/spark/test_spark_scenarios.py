@@ -9,11 +9,11 @@ import datetime as dt
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, struct, to_json
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.scenarios import EVERYTHING, INPUT, LARGE, Everything, WithTimers
@@ -22,20 +22,17 @@ from tests.spark.versions import needs, row_operator
 
 from statelog.spark import StatefulStream, disable, enable
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 INITIAL_FRAMES = needs((4, 1), "frames of initial state with the names of their columns")
 NO_LIMIT = needs((4, 2), "frames without a limit beside initial state")
 
 workers_get_by_value(__name__)
 
 
-Build = Callable[["SparkSession", BatchSource], DataFrame]
+Build = Callable[[SparkSession, BatchSource], DataFrame]
 
 
 def on_both(
-    spark: "SparkSession", folder: Path, source: BatchSource, build: Build, **settings: str
+    spark: SparkSession, folder: Path, source: BatchSource, build: Build, **settings: str
 ) -> list[list[Row]]:
     """Run a query on Spark's operator and enabled; return the rows of each micro-batch, if equal."""
     results = []
@@ -58,9 +55,7 @@ def on_both(
     return enabled
 
 
-def run(
-    session: "SparkSession", folder: Path, source: BatchSource, build: Build
-) -> list[list[Row]]:
+def run(session: SparkSession, folder: Path, source: BatchSource, build: Build) -> list[list[Row]]:
     batches: list[list[Row]] = []
 
     def take(frame: DataFrame, batch_id: int) -> None:
@@ -80,13 +75,13 @@ def run(
 
 @pytest.mark.parametrize("pandas", [False, pytest.param(True, marks=INITIAL_FRAMES)])
 def test_state_of_every_kind_keys_apart_initial_state_and_a_plan_behind_it(
-    spark: "SparkSession", tmp_path: Path, pandas: bool
+    spark: SparkSession, tmp_path: Path, pandas: bool
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([("0", 123, "1"), ("0", 46, "1"), ("1", 146, "2"), ("1", 346, "2")])
     source.add([("0", 67, "1"), ("3", 12, "2")])
 
-    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+    def build(session: SparkSession, source: BatchSource) -> DataFrame:
         rows = [(789, "0", "1"), (1, "0", "1"), (987, "3", "2"), (5, "9", "9")]
         initial = session.createDataFrame(rows, "begin int, first string, second string")
         grouped = source.frame().groupBy("first", "second")  # there is a column between them
@@ -133,12 +128,12 @@ class Chunks(StatefulProcessor):
     ],
 )
 def test_limits_of_frames(
-    spark: "SparkSession", tmp_path: Path, name: str, value: str, chunks: int
+    spark: SparkSession, tmp_path: Path, name: str, value: str, chunks: int
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([("0", 1, "x"), ("0", 2, "x"), ("0", 3, "x"), ("1", 4, "x")])
 
-    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+    def build(session: SparkSession, source: BatchSource) -> DataFrame:
         initial = session.createDataFrame([("0", 789), ("3", 9)], "first string, begin int")
         return (
             source.frame()
@@ -157,10 +152,9 @@ def test_limits_of_frames(
     assert [("0", 1, chunks), ("1", 0, 1)] == [tuple(row) for row in rows]
 
 
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-@pytest.mark.parametrize("value", ["-1", "0"])
+@pytest.mark.parametrize(("delivery", "value"), [("staged", "-1"), ("direct", "0")])
 def test_no_limit_of_records_in_every_way_of_delivery(
-    spark: "SparkSession", tmp_path: Path, delivery: str, value: str
+    spark: SparkSession, tmp_path: Path, delivery: str, value: str
 ) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", value)
@@ -197,14 +191,14 @@ class Earliest(StatefulProcessor):
 
 @pytest.mark.parametrize("time_mode", ["None", "ProcessingTime"])
 def test_a_watermark_drops_nothing_outside_of_event_time(
-    spark: "SparkSession", tmp_path: Path, time_mode: str
+    spark: SparkSession, tmp_path: Path, time_mode: str
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", "key string, at timestamp")
     for seconds in ([20], [4], [2, 11, 13]):
         moments = [dt.datetime.fromtimestamp(s, dt.UTC) for s in seconds]
         source.add([("a", moment) for moment in moments])
 
-    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+    def build(session: SparkSession, source: BatchSource) -> DataFrame:
         frame = source.frame().withWatermark("at", "10 seconds").groupBy("key")
         output = "key string, at bigint, watermark bigint"
         return row_operator(frame)(Earliest(), output, "Update", time_mode)
@@ -218,7 +212,7 @@ def test_initial_state_with_timers(spark: "SparkSession", tmp_path: Path) -> Non
     source.add([("0", 123, "x"), ("0", 46, "x"), ("1", 146, "x")])
     source.add([("0", 67, "x"), ("3", 12, "x")])
 
-    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+    def build(session: SparkSession, source: BatchSource) -> DataFrame:
         initial = session.createDataFrame([("0", 789), ("3", 987)], "first string, begin int")
         return row_operator(source.frame().groupBy("first"))(
             WithTimers(),
@@ -249,11 +243,11 @@ class TextKeys(StatefulProcessor):
 
 
 def test_text_of_one_letter_is_the_key_of_a_map_as_on_spark_and_longer_text_is_refused(
-    spark: "SparkSession", tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     """Spark takes text for the tuple of its letters: more than one fail the query."""
 
-    def build(session: "SparkSession", source: BatchSource) -> DataFrame:
+    def build(session: SparkSession, source: BatchSource) -> DataFrame:
         grouped = source.frame().groupBy("first")
         return row_operator(grouped)(TextKeys(), "said string", "Update", "None")
 

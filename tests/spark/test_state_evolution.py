@@ -3,18 +3,15 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
 
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.runtime.clock import wall_clock_ms
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 
@@ -82,7 +79,7 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_states_evolve_as_on_spark(spark: "SparkSession", tmp_path: Path) -> None:
+def test_states_evolve_as_on_spark(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Evolving(*STEPS[0]), SEEN)
     spark.conf.set("spark.sql.streaming.stateStore.encodingFormat", "avro")
@@ -160,9 +157,7 @@ class Mean:
         return first[0] + second[0], first[1] + second[1]
 
 
-def test_variables_come_and_go_with_their_time_to_live(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_variables_come_and_go_with_their_time_to_live(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     job = Job(source, tmp_path, ["key"], Life("first"), SEEN, {"timeMode": "ProcessingTime"})
     numbers = itertools.count(1)
@@ -205,9 +200,6 @@ class Total(StatefulProcessor):
         self.total.update((total, "noted"))
         yield Row(key=key[0], seen=f"{total} {note}")
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.mark.parametrize(
     ("renamed", "name"),
@@ -215,7 +207,7 @@ class Total(StatefulProcessor):
     ids=["field", "variable"],
 )
 def test_a_renamed_field_or_variable_does_not_begin_empty(
-    spark: "SparkSession", tmp_path: Path, renamed: Total, name: str
+    spark: SparkSession, tmp_path: Path, renamed: Total, name: str
 ) -> None:
     """Nothing is lost until dropState has the old name."""
     source = BatchSource(spark, tmp_path / "in", INPUT)
@@ -257,12 +249,9 @@ class Expiring(StatefulProcessor):
             self.value.update((7,))
         yield Row(key=key[0], seen=str(seen))
 
-    def close(self) -> None:
-        pass
-
 
 def test_a_repeated_batch_sees_the_state_of_its_first_attempt(
-    spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time to live was removed: what had expired is decided by the time of the batch."""
     source = BatchSource(spark, tmp_path / "in", INPUT)

@@ -23,9 +23,6 @@ class Slow(StatefulProcessor):
         self.seen.update((len(list(rows)),))
         yield Row(key=key[0])
 
-    def close(self):
-        pass
-
 
 def test_a_stop_in_mid_batch_ends_the_query_without_an_error(spark, tmp_path, capfd):
     begun = tmp_path / "job" / "statelog" / "chk-1" / "_metadata"

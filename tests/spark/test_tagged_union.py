@@ -3,18 +3,15 @@
 import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import BatchSource, wait, workers_get_by_value
 
 from statelog.errors import UsageError
 from statelog.spark import tagged_union, transform_with_state
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 
@@ -38,7 +35,7 @@ class Collect(StatefulProcessor):
         yield Row(id=key[0], seen=" ".join(what for (what,) in self.seen.get()))
 
 
-def test_rows_of_both_inputs_reach_one_key(spark: "SparkSession", tmp_path: Path) -> None:
+def test_rows_of_both_inputs_reach_one_key(spark: SparkSession, tmp_path: Path) -> None:
     orders = BatchSource(spark, tmp_path / "orders", ORDERS)
     payments = BatchSource(spark, tmp_path / "payments", PAYMENTS)
     orders.add([(1, NOON, 2.5, "x"), (2, NOON, 3.5, None)])
@@ -88,7 +85,7 @@ def test_rows_of_both_inputs_reach_one_key(spark: "SparkSession", tmp_path: Path
     ],
 )
 def test_inputs_that_do_not_fit_are_rejected(
-    spark: "SparkSession", names: list[str], keys: list[str], event_time: str | None, message: str
+    spark: SparkSession, names: list[str], keys: list[str], event_time: str | None, message: str
 ) -> None:
     frames = {
         "order": spark.createDataFrame([], ORDERS),

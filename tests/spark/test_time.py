@@ -2,10 +2,9 @@
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from tests.spark.event_times import (
     OUTPUT,
     SCHEMA,
@@ -18,15 +17,10 @@ from tests.spark.event_times import (
 )
 from tests.spark.streams import Job, run_on_spark, workers_get_by_value
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(__name__)
 
 
-def test_event_time_is_sparks_over_failures_and_other_numbers_of_tasks(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_event_time_is_sparks_after_failures(spark: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(SEED)
     source = EventTimes(spark, tmp_path / "in", SCHEMA)
     options = {"timeMode": "EventTime", "noDataBatches": False}

@@ -6,10 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark.idle_alarms import INPUT, OUTPUT, Alarm, told, until
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 from tests.support.locations.sequence_entries import committed, objects
@@ -17,16 +17,13 @@ from tests.support.locations.sequence_entries import committed, objects
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(__name__)
 
 TRIGGER_MS = 500
 
 
 @pytest.fixture
-def job(spark: "SparkSession", tmp_path: Path) -> Job:
+def job(spark: SparkSession, tmp_path: Path) -> Job:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     return Job(source, tmp_path, ["key"], Alarm(), OUTPUT, {"timeMode": "ProcessingTime"})
 
@@ -124,7 +121,7 @@ class TwoWatermarks(BatchSource):
 
 
 def test_event_time_timers_fire_in_a_batch_without_data_by_the_policy_of_several_watermarks(
-    spark: "SparkSession", tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     source = TwoWatermarks(spark, tmp_path / "in", "key bigint, at timestamp")
     output = "key bigint, due bigint, watermark bigint"
@@ -165,9 +162,7 @@ class Distinct(BatchSource):
         return distinct.dropDuplicatesWithinWatermark(["key", "at"])
 
 
-def test_an_operator_before_this_one_goes_forward_with_idle_and_repeated_batches(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_an_earlier_operator_advances_when_idle(spark: SparkSession, tmp_path: Path) -> None:
     source = Distinct(spark, tmp_path / "in", "key bigint, at timestamp")
     output = "key bigint, due bigint, watermark bigint"
     job = Job(source, tmp_path, ["key"], Watch(), output, {"timeMode": "EventTime"})

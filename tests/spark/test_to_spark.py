@@ -20,7 +20,6 @@ from tests.spark.versions import row_operator
 from statelog.errors import CheckpointError, UsageError
 from statelog.spark import (
     spark_checkpoint,
-    spark_state,
     to_spark,
     transform_with_state,
     transform_with_state_in_pandas,
@@ -98,9 +97,6 @@ class Everything(StatefulProcessor):
         self, key: Any, timerValues: Any, expiredTimerInfo: Any
     ) -> Iterator[Row]:
         yield Row(customer=key[0], shown=self.show(), fired=True)
-
-    def close(self) -> None:
-        pass
 
 
 class EverythingInPandas(Everything):
@@ -208,9 +204,7 @@ def on_statelog(source: BatchSource, folder: Path, *, pandas: bool, **options: A
 
 
 @FLAVOURS
-def test_spark_goes_on_where_statelog_was_stopped(
-    spark: SparkSession, tmp_path: Path, pandas: bool
-) -> None:
+def test_spark_continues_after_statelog(spark: SparkSession, tmp_path: Path, pandas: bool) -> None:
     whole = BatchSource(spark, tmp_path / "whole", SCHEMA)
     source = BatchSource(spark, tmp_path / "input", SCHEMA)
     for rows in [*BEFORE, *AFTER]:
@@ -253,54 +247,6 @@ def test_spark_goes_on_where_statelog_was_stopped(
     assert [row.customer for row in again[0]] == ["c", "due", "later"]
 
 
-@FLAVOURS
-def test_a_round_trip_from_spark_is_exact(
-    spark: SparkSession, tmp_path: Path, pandas: bool
-) -> None:
-    whole = BatchSource(spark, tmp_path / "whole", SCHEMA)
-    source = BatchSource(spark, tmp_path / "input", SCHEMA)
-    for rows in [*BEFORE, *AFTER]:
-        whole.add(rows)
-    processor: StatefulProcessor = EverythingInPandas() if pandas else Everything()
-    reference = SparksQuery(whole, tmp_path / "reference", "ProcessingTime", pandas=pandas)
-    wanted = reference.run(processor, OUTPUT, ["customer"])
-
-    source.add(BEFORE[0])
-    first = SparksQuery(source, tmp_path / "first", "ProcessingTime", pandas=pandas)
-    assert first.run(processor, OUTPUT, ["customer"]) == wanted[:1]
-
-    middle = BatchSource(spark, tmp_path / "middle", SCHEMA)
-    middle.add(BEFORE[1])
-    before = spark_state(spark, str(tmp_path / "first"))
-    job = on_statelog(middle, tmp_path, pandas=pandas, initialState=before.groupBy("customer"))
-    job.processor = with_initial_state(processor)
-    job.run()
-    assert [sorted(rows) for rows in job.take()] == wanted[1:2]
-
-    frame = to_spark(spark, job.state, str(tmp_path / "export"))
-    spark_checkpoint(spark, str(tmp_path / "query"), job.state, str(tmp_path / "second"))
-    for rows in AFTER:
-        middle.add(rows)
-    second = SparksQuery(middle, tmp_path / "second", "ProcessingTime", pandas=pandas)
-    assert second.run(with_initial_state(processor), OUTPUT, ["customer"], frame) == [
-        [],
-        *wanted[2:],
-    ]
-    # What Spark stores is what it would store if it had never stopped.
-    names = ["total", "seen", "items", "recent", "by_day", "fresh"]
-    for name in names:
-        both = [
-            sorted(
-                (row.customer, plain(row.statelog_state[name]))
-                for row in spark_state(spark, str(tmp_path / each)).collect()
-                if row.statelog_state[name] is not None
-            )
-            for each in ("reference", "second")
-        ]
-        assert both[0] == both[1]
-        assert both[0], name
-
-
 class Windows(StatefulProcessor):
     """Counts rows until the watermark passes the end of their hour."""
 
@@ -332,9 +278,6 @@ class Windows(StatefulProcessor):
     ) -> Iterator[Row]:
         ends, n = self.end(expiredTimerInfo)
         yield Row(key=key[0], ends=ends, n=n)
-
-    def close(self) -> None:
-        pass
 
 
 class WindowsInPandas(Windows):
@@ -404,7 +347,7 @@ def test_event_time_timers_and_late_rows(spark: SparkSession, tmp_path: Path, pa
     assert len(ends) == 5, "timers of before and after fired"
 
 
-def test_what_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "input", INPUT)
     job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
     old, target, state = str(tmp_path / "query"), str(tmp_path / "target"), job.state
@@ -438,9 +381,7 @@ def test_what_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: Path) ->
     assert not (tmp_path / "new").exists()
 
 
-def test_exported_state_begins_a_query_with_other_key_groups(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_exported_state_begins_with_other_key_groups(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "input", INPUT)
     source.add([(key, key) for key in range(50)])
     job = Job(source, tmp_path / "old", ["key"], Totals(), TOTALS, {"maxParallelism": 8})

@@ -2,10 +2,11 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
 from tests.spark import processors
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
@@ -16,16 +17,13 @@ from statelog.spark import functions as F
 from statelog.spark.jvm import frames, python_job
 from statelog.spark.jvm.tricks import Trick
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 workers_get_by_value(processors.__name__)
 
 BATCHES = [[(key, 10 * batch + key) for key in range(7)] for batch in range(3)]
 
 
 @pytest.fixture
-def source(spark: "SparkSession", tmp_path: Path) -> BatchSource:
+def source(spark: SparkSession, tmp_path: Path) -> BatchSource:
     source = BatchSource(spark.newSession(), tmp_path / "in", INPUT)
     for batch in BATCHES:
         source.add(batch)
@@ -49,7 +47,7 @@ def run_aggregate(source: BatchSource, folder: Path) -> None:
     )
     batches: list[list[tuple[Any, ...]]] = []
 
-    def sink(frame: "DataFrame", batch_id: int) -> None:
+    def sink(frame: DataFrame, batch_id: int) -> None:
         batches.append(sorted(map(tuple, frame.collect())))
 
     writer = stream.writeStream.option("checkpointLocation", str(folder / "query"))
@@ -81,9 +79,7 @@ def test_without_all_tricks_the_rows_are_the_same(
 
 
 @pytest.mark.parametrize("trick", [Trick.OWN_WORKERS, Trick.KEPT_PLANS])
-def test_a_trick_inside_of_another_is_turned_off_by_itself(
-    source: BatchSource, tmp_path: Path, trick: Trick
-) -> None:
+def test_a_nested_trick_ends_by_itself(source: BatchSource, tmp_path: Path, trick: Trick) -> None:
     source.spark.conf.set(trick.switch, "false")
     if trick is Trick.KEPT_PLANS:
         run_aggregate(source, tmp_path)

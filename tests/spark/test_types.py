@@ -5,14 +5,11 @@ import decimal
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 workers_get_by_value(__name__)
 
@@ -75,15 +72,13 @@ class Witness(StatefulProcessor):
 WITNESSED = "key string, rows string, count bigint"
 
 
-def source_of(spark: "SparkSession", tmp_path: Path) -> BatchSource:
+def source_of(spark: SparkSession, tmp_path: Path) -> BatchSource:
     source = BatchSource(spark, tmp_path / "in", f"id int, {FIELDS}")
     source.add(rows())
     return source
 
 
-def test_keys_and_rows_are_those_that_spark_passes(
-    spark: "SparkSession", tmp_path: Path, zone: str
-) -> None:
+def test_keys_and_rows_are_those_of_spark(spark: SparkSession, tmp_path: Path, zone: str) -> None:
     source = source_of(spark, tmp_path)
     job = Job(source, tmp_path, KEYS, Witness(), WITNESSED)
     job.run(tasks=2)
@@ -124,9 +119,7 @@ class Keeper(StatefulProcessor):
 MAP_KEY = ", ".join(f"k{at} {kind}" for at, kind in enumerate(ATOMIC))
 
 
-def test_state_values_come_back_as_spark_gives_them_back(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_state_values_come_back_as_on_spark(spark: SparkSession, tmp_path: Path) -> None:
     source = source_of(spark, tmp_path)
     samples = {row[0]: row[1:] for row in rows()}
     job = Job(source, tmp_path, ["id"], Keeper(samples), "id int, seen string")
@@ -175,9 +168,7 @@ class Yielder(StatefulProcessor):
         yield Row(id=key[0], how="nulls", **dict.fromkeys(OUTPUT_COLUMNS))
 
 
-def test_rows_that_a_processor_yields_become_what_spark_makes_of_them(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_yielded_rows_become_those_of_spark(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", "id int")
     source.add([(1,), (2,)])
     job = Job(source, tmp_path, ["id"], Yielder(), f"id int, how string, {OUTPUTS}")

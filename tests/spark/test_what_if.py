@@ -5,22 +5,19 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from examples import fraud
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from tests.spark import processors
-from tests.spark.checkpoint_files import in_order
+from tests.spark.checkpoint_files import InTime, in_order
 from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
 
 import statelog
 from statelog.errors import CheckpointError, UsageError
 from statelog.spark import transform_with_state, what_if
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 workers_get_by_value(processors.__name__)
 workers_get_by_value(__name__)
@@ -49,21 +46,13 @@ class Capped(Totals):
         yield from super().handleInputRows(key, capped, timerValues)
 
 
-class InTime(BatchSource):
-    """One file a micro-batch, with a watermark."""
-
-    def frame(self) -> Any:
-        frame = super().frame().selectExpr("*", "timestamp_millis(amount) AS at")
-        return frame.withWatermark("at", "1 day")
-
-
-def job_of(spark: "SparkSession", folder: Path, options: dict[str, Any]) -> Job:
+def job_of(spark: SparkSession, folder: Path, options: dict[str, Any]) -> Job:
     kind = InTime if options.get("timeMode") == "EventTime" else BatchSource
     source = kind(spark, folder / "in", INPUT)
     return Job(source, folder, ["key"], Totals(), TOTALS, {"retainedCheckpoints": 3, **options})
 
 
-def stream_of(job: Job, processor: Totals) -> "DataFrame":
+def stream_of(job: Job, processor: Totals) -> DataFrame:
     options = {name: one for name, one in job.options.items() if name != "delivery"}
     return transform_with_state(job.source.frame().groupBy("key"), processor, TOTALS, **options)
 
@@ -81,7 +70,7 @@ def fork_of(job: Job, name: str = "next") -> statelog.Fork:
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 def test_the_same_code_differs_in_nothing(
-    spark: "SparkSession", tmp_path: Path, options: dict[str, Any]
+    spark: SparkSession, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     job = job_of(spark, tmp_path, options)
     run_batches(job, BATCHES[:2])
@@ -98,14 +87,12 @@ def test_the_same_code_differs_in_nothing(
     assert sum(one.input_rows for one in found.batches) == sum(map(len, BATCHES[2:]))
     assert seen == [(one.batch_id, found.batches[-1].batch_id) for one in found.batches]
     assert "0 added, 0 removed" in str(found)
-    tags = {one.kind.value for one in statelog.tags(job.state)}
+    tags = {tag.kind.value for tag in statelog.tags(job.state)}
     assert tags == {"fork"}  # of the fork itself; what kept the compared checkpoint is gone
     assert not list(tmp_path.glob("next/statelog-current*/*/*"))
 
 
-def test_changed_code_differs_in_what_it_changes_and_goes_on(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_changed_code_differs_where_it_changes(spark: SparkSession, tmp_path: Path) -> None:
     job = job_of(spark, tmp_path, {})
     run_batches(job, BATCHES[:2])
     fork = fork_of(job)
@@ -131,15 +118,19 @@ def test_changed_code_differs_in_what_it_changes_and_goes_on(
         what_if(fork, stream_of(job, Capped()), until=until)
     # Switch: the changed query goes on from the fork, with the rows that follow.
     assert fork.query is not None
-    heir = Job(job.source, tmp_path / "heir", ["key"], Capped(), TOTALS)
-    wait(heir.start(checkpointLocation=fork.query.checkpoint_location, stateLocation=fork.location))
+    successor = Job(job.source, tmp_path / "successor", ["key"], Capped(), TOTALS)
+    wait(
+        successor.start(
+            checkpointLocation=fork.query.checkpoint_location, stateLocation=fork.location
+        )
+    )
     model = TotalsModel()
     for rows in BATCHES[:5]:
         model.apply(rows)
-    assert [model.apply(BATCHES[5])] == [in_order(rows) for rows in heir.take()]
+    assert [model.apply(BATCHES[5])] == [in_order(rows) for rows in successor.take()]
 
 
-def test_what_cannot_be_compared_is_said(spark: "SparkSession", tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_said(spark: SparkSession, tmp_path: Path) -> None:
     job = job_of(spark, tmp_path, {"delivery": "direct"})
     run_batches(job, BATCHES[:2])
     fork = fork_of(job)
@@ -149,7 +140,7 @@ def test_what_cannot_be_compared_is_said(spark: "SparkSession", tmp_path: Path) 
         what_if(fork, spark.range(1))
     run_batches(job, BATCHES[2:4])
     found = what_if(fork, stream_of(job, Totals()))
-    assert found.not_compared == tuple(one.batch_id for one in found.batches)
+    assert found.not_compared == tuple(batch.batch_id for batch in found.batches)
     assert found.is_same  # the state was compared
 
 
@@ -187,10 +178,10 @@ def payments(folder: Path, number: int, rows: list[tuple[str, int, float]]) -> N
     time.sleep(0.02)  # Spark takes files in the order of their times
 
 
-def test_the_planted_bug_of_the_fraud_rule_is_found(spark: "SparkSession", tmp_path: Path) -> None:
+def test_the_planted_bug_of_the_fraud_rule_is_found(spark: SparkSession, tmp_path: Path) -> None:
     folder, place = tmp_path / "in", tmp_path / "job"
 
-    def alerts(rule: fraud.FraudRule) -> "DataFrame":
+    def alerts(rule: fraud.FraudRule) -> DataFrame:
         reader = spark.readStream.schema(fraud.PAYMENTS).option("maxFilesPerTrigger", 1)
         frame = reader.json(str(folder)).withWatermark("at", "30 seconds")
         return transform_with_state(

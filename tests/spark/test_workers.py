@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.spark import processors
+from tests.spark.checkpoint_files import in_order
 from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsModel
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 from tests.support.locations.sequence_entries import objects
@@ -18,19 +20,12 @@ from tests.support.locations.sequence_entries import objects
 from statelog.checkpoint import collect_garbage
 from statelog.store import open_store
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 workers_get_by_value(processors.__name__)
 
 
 @pytest.fixture
-def job(spark: "SparkSession", tmp_path: Path) -> Job:
+def job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
-
-
-def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
-    return sorted(map(tuple, batch), key=repr)
 
 
 def children() -> dict[int, list[int]]:
@@ -97,9 +92,7 @@ def test_idle_workers_may_be_killed_between_batches(job: Job, delivery: str) -> 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only has TCP_QUICKACK")
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_a_task_neither_waits_for_its_connection_nor_lets_spark_wait(
-    job: Job, delivery: str
-) -> None:
+def test_a_task_does_not_wait_for_its_connection(job: Job, delivery: str) -> None:
     for _ in range(2):
         job.source.add([(1, 1), (2, 2)])
     job.run(delivery=delivery, tasks=2, processor=processors.PromptTotals())
@@ -109,9 +102,7 @@ def test_a_task_neither_waits_for_its_connection_nor_lets_spark_wait(
     ]
 
 
-def test_a_query_keeps_its_worker_beside_another_and_after_it(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_a_query_keeps_its_worker_beside_another(spark: SparkSession, tmp_path: Path) -> None:
     jobs = [
         Job(
             BatchSource(spark, tmp_path / f"in-{name}", INPUT),
@@ -138,7 +129,7 @@ def test_a_query_keeps_its_worker_beside_another_and_after_it(
         query.stop()
     assert [10, 5] == [len(job.progress) for job in jobs]
     for job in jobs:
-        assert [0] * len(job.progress) == [each.catch_up["replayed"] for each in job.progress]
+        assert [0] * len(job.progress) == [report.catch_up["replayed"] for report in job.progress]
     assert (1, 10, 10) == tuple(one.take()[-1][0])
 
 
@@ -158,8 +149,7 @@ def test_the_driver_forgets_the_answers_of_tasks(job: Job) -> None:
     assert not [one for one in _accumulatorRegistry.values() if one.value]
 
 
-@pytest.mark.parametrize("inline_bytes", [0, 1024 * 1024], ids=["files", "inline"])
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
+@pytest.mark.parametrize(("delivery", "inline_bytes"), [("staged", 0), ("direct", 1024 * 1024)])
 def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes: int) -> None:
     job.source.add([(1, 1), (2, 2), (2, 3)])
     job.source.add([(1, 1)])
@@ -235,9 +225,7 @@ spark.stop()
 """
 
 
-def test_a_task_that_is_tried_again_counts_once_and_its_left_overs_are_swept(
-    tmp_path: Path,
-) -> None:
+def test_a_retried_task_counts_once_and_its_leftovers_are_swept(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FIRST_ATTEMPT_FAILS)
     environment = {
         **os.environ,

@@ -32,8 +32,8 @@ def values_of(changes: Iterable[StateChange]) -> list[bytes]:
 
 
 def columns(pairs: list[tuple[int, bytes]]) -> tuple[np.ndarray, pa.Array]:
-    return np.array([each[0] for each in pairs], np.int32), pa.array(
-        [each[1] for each in pairs], pa.binary()
+    return np.array([pair[0] for pair in pairs], np.int32), pa.array(
+        [pair[1] for pair in pairs], pa.binary()
     )
 
 

@@ -255,15 +255,7 @@ class Tiny(MemoryLimits):
 
 
 class World:
-    """
-    One history from a seed.
-
-    Args:
-        seed: Decides everything.
-        mode: How workers keep their state.
-        folder: For local files.
-        module: Where `KeyedState` is taken from; a mutant's for the tests of this test.
-    """
+    """One history from a seed."""
 
     def __init__(
         self, seed: int, mode: Mode, folder: Path, module: ModuleType = keyed_state
@@ -278,9 +270,7 @@ class World:
             job_id="",
             scheduler=DirectStateChangeUploadScheduler(
                 InlineStateChangeUploader(
-                    0,
-                    StateChangeFsUploader(self.store, paths=PATHS, ids=self.ids),
-                    ids=self.ids,
+                    0, StateChangeFsUploader(self.store, paths=PATHS, ids=self.ids), ids=self.ids
                 )
             ),
         )

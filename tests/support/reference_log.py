@@ -29,27 +29,24 @@ class ReferenceLog:
 
     @property
     def active_sqn(self) -> int:
-        """Number of the next set."""
         return len(self._sets)
 
     def append(self, change: StateChange) -> None:
-        """Add a change to the current set."""
         self._active.append(change)
 
     def cut(self) -> None:
-        """End the current set, if it has changes."""
         if self._active:
             self._sets.append(self._active)
             self._active = []
 
     def truncate(self, to_sqn: int) -> None:
-        """Truncate all sets below *to_sqn*."""
         self.truncated_to = max(self.truncated_to, to_sqn)
 
     def sets(self, from_sqn: int, to_sqn: int) -> Sequence[dict[int, list[bytes]]]:
         """Return the content of the sets [from_sqn, to_sqn), in canonical form."""
-        return [canonical(each) for each in self._sets[from_sqn:to_sqn]]
+        return [canonical(change_set) for change_set in self._sets[from_sqn:to_sqn]]
 
     def size_bytes(self, from_sqn: int, to_sqn: int) -> int:
-        """Return the summed value bytes of [from_sqn, to_sqn)."""
-        return sum(len(change.value) for each in self._sets[from_sqn:to_sqn] for change in each)
+        return sum(
+            len(change.value) for change_set in self._sets[from_sqn:to_sqn] for change in change_set
+        )

@@ -36,7 +36,6 @@ class EventQueue:
         self._heap: list[tuple[int, int, list[Callable[[], None] | None]]] = []
 
     def now_ns(self) -> int:
-        """Return the virtual time."""
         return self._now_ns
 
     def at(self, at_ns: int, callback: Callable[[], None]) -> list[Callable[[], None] | None]:
@@ -47,7 +46,6 @@ class EventQueue:
         return cell
 
     def after(self, delay_ns: int, callback: Callable[[], None]) -> None:
-        """Schedule *callback* after a delay."""
         self.at(self._now_ns + delay_ns, callback)
 
     def step(self, until_ns: int | None = None) -> bool:
@@ -66,7 +64,6 @@ class EventQueue:
         return False
 
     def sleep_until(self, at_ns: int) -> None:
-        """Advance the time without an event."""
         self._now_ns = max(self._now_ns, at_ns)
 
 
@@ -122,7 +119,6 @@ class _Timer:
         self._cell = cell
 
     def cancel(self) -> None:
-        """Prevent the callback from being started."""
         self._cell[0] = None
 
 
@@ -140,7 +136,6 @@ class SimulatedTimers:
         return _Timer(self._queue.at(at_ns + late_ns, lambda: self._fire(callback)))
 
     def close(self) -> None:
-        """Drop all timers."""
         self._closed = True
 
     def _fire(self, callback: Callable[[], None]) -> None:
@@ -207,13 +202,11 @@ class SimulatedPool:
         return bool(self._jobs) and self._free <= 0 and self._stuck >= threads
 
     def release(self) -> None:
-        """Let all hanging work return."""
         hanging, self._hanging = self._hanging, []
         for answer in hanging:
             answer()
 
     def close(self, timeout_s: float) -> None:
-        """Refuse new work and fail waiting work."""
         del timeout_s
         self._closed = True
         waiting, self._jobs = list(self._jobs), deque()
@@ -258,7 +251,6 @@ class ImmediatePool:
     """A `Pool` that runs work at once, as a thread that is faster than all others."""
 
     def submit(self, work: Callable[[], object], done: Done) -> None:
-        """Run *work* and *done*."""
         done(work(), None)
 
     def add_spare_thread(self) -> None:
@@ -283,12 +275,10 @@ class SimulatedIds:
         self._count = 0
 
     def new_id(self) -> str:
-        """Return the next id."""
         self._count += 1
         return f"{self._count:08d}"
 
     def fraction(self) -> float:
-        """Return a number in [0, 1)."""
         return self._rng.random()
 
 

@@ -49,73 +49,45 @@ def batching(**settings: Any) -> cl.BatchingStateChangeUploadScheduler:
 
 OPTIONS: list[tuple[Callable[[], object], str]] = [
     (lambda: cl.ChangelogOptions(compression_enabled="no"), "compression_enabled .*True or False"),
-    (lambda: cl.ChangelogOptions(compression_enabled=1), "compression_enabled .*not 1 .int"),
     (lambda: cl.ChangelogOptions(batch_persist_delay=5), "batch_persist_delay .*timedelta"),
-    (lambda: cl.ChangelogOptions(batch_persist_delay=NAN), "batch_persist_delay .*nan .float"),
     (lambda: cl.ChangelogOptions(upload_max_attempts=2.5), "upload_max_attempts .*whole .*2.5"),
-    (lambda: cl.ChangelogOptions(upload_max_attempts="3"), "upload_max_attempts .*'3' .str"),
     (lambda: cl.ChangelogOptions(upload_max_attempts=True), "upload_max_attempts .*True .bool"),
-    (lambda: cl.ChangelogOptions(upload_num_threads=NAN), "upload_num_threads .*whole number"),
     (lambda: cl.ChangelogOptions(upload_retry_policy=None), "upload_retry_policy .*text"),
-    (lambda: cl.ChangelogOptions(base_path=5), "base_path .*path"),
     (lambda: CheckpointOptions(retained="3"), "retained .*whole number"),
-    (lambda: CheckpointOptions(compress_metadata="no"), "compress_metadata .*True or False"),
     (lambda: StreamOptions(data_inline_threshold_bytes=1.5), "data_inline_threshold_bytes .*whole"),
     (lambda: SnapshotPolicy(log_to_snapshot_ratio=NAN), "log_to_snapshot_ratio .*finite"),
-    (lambda: SnapshotPolicy(log_to_snapshot_ratio="2"), "log_to_snapshot_ratio .*finite"),
     (lambda: LocalRecoveryOptions(recovery="yes", directories=("a",)), "recovery .*True or False"),
     (lambda: LocalRecoveryOptions(directories="abc"), "directories .*sequence of paths"),
-    (lambda: LocalRecoveryOptions(directories=(5,)), "directories .*path"),
     (lambda: Options(changelog={"upload_max_attempts": 2}), "changelog .*ChangelogOptions"),
 ]
 
 CALLS: list[tuple[Callable[[], object], str]] = [
-    (lambda: cl.RetryPolicy.fixed(max_attempts=2.5), "max_attempts .*whole number"),
-    (lambda: cl.RetryPolicy.fixed(timeout_s=NAN), "time-out.*finite"),
-    (lambda: cl.RetryPolicy.fixed(delay_after_failure_s=NAN), "delay.*finite"),
     (lambda: cl.RetryPolicy.exponential(delay_max_s=float("inf")), "delay.*finite"),
     (lambda: batching(batch_delay_s="10 ms"), "batch_delay_s .*seconds.* or a datetime.timedelta"),
     (lambda: batching(batch_delay_s=-1), "batch_delay_s .*at least 0"),
-    (lambda: batching(batch_delay_s=dt.timedelta(-1)), "batch_delay_s .*at least 0"),
     (lambda: batching(upload_threads=0), "upload_threads .*at least 1"),
-    (lambda: batching(batch_threshold_bytes=NAN), "batch_threshold_bytes .*whole"),
     (lambda: batching(max_in_flight_bytes=0, batch_threshold_bytes=0), "max_in_flight_bytes"),
     (lambda: batching(fixed_delay="no"), "fixed_delay .*True or False"),
     (lambda: batching(backpressure_timeout_s=NAN), "backpressure_timeout_s .*finite"),
     (lambda: batching(policy="fixed"), "policy .*RetryPolicy"),
     (lambda: cl.SequenceNumber("1"), "sequence number .*whole number"),
-    (lambda: cl.SequenceNumber(1.0), "sequence number .*whole number"),
-    (lambda: cl.SequenceNumber(True), "sequence number .*whole number"),
     (lambda: cl.SequenceNumber(-1), "sequence number .*outside|from 0"),
-    (lambda: cl.SequenceNumberRange("a", "b"), "sequence number"),
-    (lambda: sl.KeyGroupRange(0.5, 3), "key group.*whole number"),
-    (lambda: sl.KeyGroupRange("0", "3"), "key group.*whole number"),
     (lambda: cl.LocalRecoveryConfig(("a",), backup="no"), "backup .*True or False"),
-    (lambda: cl.FsStateChangelogStorage(5), "base_path .*path"),
-    (lambda: cl.FsStateChangelogStorage("a", options={}), "options .*ChangelogOptions"),
-    (lambda: cl.FsStateChangelogStorage("a", cache_directories="tmp"), "cache_directories"),
-    (lambda: cl.FsStateChangelogStorage("a", local_recovery=["x"]), "LocalRecoveryConfig"),
-    (lambda: open_store(5), "location .*path"),
     (lambda: open_store("a", storage_options={"fsync": "no"}), "fsync .*true or false"),
     (lambda: open_store("a", storage_options=["x"]), "options .*mapping"),
     (lambda: LocationPaths("../a"), "root"),
-    (lambda: LocationPaths("/a"), "root"),
     (lambda: PATHS.checkpoint(1.5), "checkpoint id .*whole number"),
 ]
 
 
 @pytest.mark.parametrize(("call", "said"), OPTIONS)
-def test_an_option_of_the_wrong_type_is_refused_with_what_it_must_be(
-    call: Callable[[], object], said: str
-) -> None:
+def test_a_wrong_option_is_refused_with_its_type(call: Callable[[], object], said: str) -> None:
     with pytest.raises(InvalidOptionsError, match=said):
         call()
 
 
 @pytest.mark.parametrize(("call", "said"), CALLS)
-def test_an_argument_of_the_wrong_type_is_refused_with_what_it_must_be(
-    call: Callable[[], object], said: str
-) -> None:
+def test_a_wrong_argument_is_refused_with_its_type(call: Callable[[], object], said: str) -> None:
     with pytest.raises(sl.UsageError, match=said):
         call()
 
@@ -128,7 +100,7 @@ def test_a_job_id_that_is_no_single_folder_is_refused(job_id: Any, tmp_path: Pat
         cl.FsStateChangelogStorage(tmp_path / "inner", job_id=job_id)
 
 
-def test_numpy_numbers_and_paths_are_taken_as_what_they_are(tmp_path: Path) -> None:
+def test_numpy_numbers_and_paths_are_accepted(tmp_path: Path) -> None:
     options = cl.ChangelogOptions(upload_max_attempts=np.int64(2), base_path=tmp_path)  # type: ignore[arg-type]
     assert (2, int, str(tmp_path)) == (
         options.upload_max_attempts,
@@ -137,36 +109,6 @@ def test_numpy_numbers_and_paths_are_taken_as_what_they_are(tmp_path: Path) -> N
     )
     assert ("a", "b") == LocalRecoveryOptions(directories=["a", "b"]).directories  # type: ignore[arg-type]
     assert cl.SequenceNumber(np.int64(3)) == cl.SequenceNumber(3)  # type: ignore[arg-type]
-
-
-WRITER_CALLS: list[tuple[Callable[[Any], object], str]] = [
-    (lambda writer: writer.persist("0"), "sequence number .*'0'"),
-    (lambda writer: writer.persist(None), "sequence number .*None"),
-    (lambda writer: writer.persist(0.0), "sequence number .*0.0"),
-    (lambda writer: writer.persist(-1), "sequence number -1|from 0"),
-    (lambda writer: writer.persist(0, "1"), "checkpoint_id .*whole number"),
-    (lambda writer: writer.persist(0, -1), "checkpoint_id .*at least 0"),
-    (lambda writer: writer.confirm(0, "1", 1), "sequence number"),
-    (lambda writer: writer.confirm(0, 0, None), "checkpoint_id .*whole number"),
-    (lambda writer: writer.reset(0, 0, 1.5), "checkpoint_id .*whole number"),
-    (lambda writer: writer.reset("0", 0, 1), "sequence number"),
-    (lambda writer: writer.truncate(0.5), "sequence number"),
-    (lambda writer: writer.truncate_and_close("0"), "sequence number"),
-]
-
-
-@pytest.mark.parametrize(("call", "said"), WRITER_CALLS)
-def test_a_writer_refuses_what_is_no_number_and_goes_on(
-    call: Callable[[Any], object], said: str
-) -> None:
-    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
-        writer = storage.create_writer("op", ALL)
-        writer.append(1, b"kept")
-        with pytest.raises(sl.UsageError, match=said):
-            call(writer)
-        handle = writer.persist(0, 1).result(60).job_manager_owned
-        assert handle is not None
-        assert [(1, b"kept")] == list(storage.read(handle))
 
 
 def test_create_writer_says_what_a_range_is() -> None:
@@ -194,7 +136,7 @@ def test_a_stream_of_no_scope_is_refused_instead_of_shared() -> None:
     assert CheckpointedStateScope("shared") is CheckpointedStateScope.SHARED
 
 
-def test_registries_refuse_a_count_that_is_none() -> None:
+def test_registries_refuse_a_wrong_count() -> None:
     with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         for wrong in (0, -1, 1.5, "2", None):
             with pytest.raises(sl.UsageError, match="num_sets"):
@@ -214,8 +156,6 @@ def test_a_long_duration_is_no_overflow(tmp_path: Path) -> None:
         writer.append(1, b"value")
         assert writer.persist(0).result(60).job_manager_owned is not None
 
-
-# --- every public constructor and method, with every wrong value ----------------------------------
 
 WRONG: list[Any] = [None, "x", 1.5, -1, NAN, True, b"b", object(), [], {}]
 

@@ -1,6 +1,5 @@
 """Metrics as Prometheus and OpenTelemetry see them, through their own libraries."""
 
-import sys
 import urllib.request
 
 import prometheus_client
@@ -139,18 +138,3 @@ def test_metrics_that_are_declared_later_are_exported_too() -> None:
     registry.register(PrometheusCollector(metrics))
     assert [(4, {"job": "totals"})] == observed(metrics, late)["statelog.late_calls"]
     assert 4 == registry.get_sample_value("statelog_late_calls_total")
-
-
-@pytest.mark.parametrize(
-    ("library", "extra", "use"),
-    [
-        ("prometheus_client.core", "metrics", PrometheusCollector),
-        ("opentelemetry.metrics", "otel", register_opentelemetry),
-    ],
-)
-def test_a_missing_library_is_named_with_its_extra(
-    library: str, extra: str, use: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(sl.UsageError, match=rf"statelog\[{extra}\]"):
-        use(sl.Metrics())

@@ -93,9 +93,7 @@ def run(code: str, *blocked: str, folder: Path | None = None) -> "subprocess.Com
 
 
 @pytest.mark.parametrize(("blocked", "code", "said", "extra"), USES)
-def test_a_missing_package_is_named_with_its_command(
-    blocked: list[str], code: str, said: str, extra: str
-) -> None:
+def test_a_missing_package_is_named(blocked: list[str], code: str, said: str, extra: str) -> None:
     indented = code.replace("\n", "\n    ")
     done = run(f"try:\n    {indented}\nexcept ImportError as error:\n    print(error)", *blocked)
     assert "" == done.stderr
@@ -111,13 +109,6 @@ def test_the_command_without_its_packages_names_them_and_exits_with_2(call: list
     expected = "the command line needs typer, rich, which are not installed"
     assert (2, "") == (done.returncode, done.stdout)
     assert f"statelog: {expected}: pip install 'statelog[cli]'\n" == done.stderr
-
-
-def test_python_m_statelog_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "statelog", "--version"], capture_output=True, text=True, check=True
-    )
-    assert f"statelog {sl.__version__}\n" == done.stdout
 
 
 def test_the_demonstration_without_spark_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,9 +133,7 @@ def test_an_old_pyspark_is_named_with_its_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.5.9", "4.3.0", "4.3.1.dev0", "4.9.0", "5.0.0", "unknown"])
-def test_a_tested_or_a_newer_pyspark_is_accepted(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newer_pysparks_are_accepted_too(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", pyspark_of(version))
     extras.require_spark("a test")
 

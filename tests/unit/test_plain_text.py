@@ -58,4 +58,4 @@ def test_a_log_record_is_one_line(logger: str, name: str, caplog: pytest.LogCapt
     first = caplog.records[0].getMessage()
     assert first.isprintable()
     assert ": 3 of " in first
-    assert ["no arguments", "1"] == [one.getMessage() for one in caplog.records[1:]]
+    assert ["no arguments", "1"] == [record.getMessage() for record in caplog.records[1:]]

@@ -63,7 +63,7 @@ def test_a_secret_is_hidden(typed, shown):
 
 
 @pytest.mark.parametrize("typed", WITHOUT)
-def test_what_has_no_secret_is_shown_as_it_is(typed):
+def test_a_text_without_secrets_is_unchanged(typed):
     assert typed == redacted(typed)
 
 

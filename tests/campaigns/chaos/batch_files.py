@@ -27,10 +27,6 @@ class BatchFiles:
 
     A batch that is delivered twice is stored once.  Every delivery is also logged in
     `_deliveries.jsonl`, to find out whether a batch was delivered twice, and with the same rows.
-
-    Args:
-        folder: Folder for the files; created.
-        order: The column by which rows are sorted.
     """
 
     def __init__(self, folder: Path, order: str = "customer") -> None:
@@ -38,7 +34,6 @@ class BatchFiles:
         self._order = order
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch."""
         rows = arrow_of(frame, arrow_schema(frame.schema)).sort_by(self._order).combine_chunks()
         folder = self._folder / f"batch={batch_id}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,6 @@ class Regions(StatefulProcessor):
 
 
 def work(config: JobConfig, send: Send) -> None:
-    """Run the query over all input."""
     session = open_session(config)
     send("session")
     reader = session.readStream.schema(INPUT).option("maxFilesPerTrigger", 1)

@@ -72,7 +72,7 @@ def main(asked: dict[str, Any]) -> None:
     query = writer.option("checkpointLocation", str(folder / "query")).start()
     query.awaitTermination()
     times = [each["durationMs"]["triggerExecution"] for each in query.recentProgress]
-    caught_up = [dict(each.catch_up) for each in progress]
+    caught_up = [dict(report.catch_up) for report in progress]
     (folder / "times.json").write_text(json.dumps({"ms": times, "catch_up": caught_up}))
     spark.stop()
 

@@ -43,7 +43,6 @@ class EventCampaign(Campaign):
         write_events(self.folder / "input", self.parts)
 
     def run_in_peace(self) -> None:
-        """Run the job from beginning to end."""
         with self._start(self._config(DIES, verify=False), "") as job:
             told = [message["event"] for message in job.events()]
         assert (told[-1], job.process.returncode) == ("finished", 0)
@@ -132,8 +131,10 @@ class EventCampaign(Campaign):
         assert [] == twice, self.story
         assert [] == [row for row in fired if row.time > row.watermark], self.story
         accounts = self.expected.accounts.values()
-        registered, deleted = (sum(one.counts[place] for one in accounts) for place in (1, 2))
-        pending = sum(len(one.pending) for one in accounts)
+        registered, deleted = (
+            sum(account.counts[place] for account in accounts) for place in (1, 2)
+        )
+        pending = sum(len(account.pending) for account in accounts)
         assert registered - deleted - pending == len(fired), self.story
 
 

@@ -103,7 +103,6 @@ class RestlessTotals(CustomerTotals):
 
 
 def work(config: JobConfig, send: Send) -> None:
-    """Run the query over all input."""
     session = open_session(config)
     send("session")
     lines = read_lines(session.readStream.option("maxFilesPerTrigger", 1), config)

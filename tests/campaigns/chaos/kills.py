@@ -80,7 +80,6 @@ class Campaign:
         self.write_input()
 
     def write_input(self) -> None:
-        """Make the input of all runs."""
         folder = self.folder / "input"
         write_orders(folder, orders=self.files * 35, seed=self.seed, days=self.files)
 

@@ -51,12 +51,7 @@ def noting(journal: Path) -> dict[str, str]:
 
 
 class RequestLog:
-    """
-    Writes the journal of one process.
-
-    Args:
-        journal: The file, which other processes may write to as well.
-    """
+    """Writes the journal of one process."""
 
     def __init__(self, journal: Path) -> None:
         self._journal = journal

@@ -69,7 +69,6 @@ class Plan:
     servers: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the JSON form."""
         return json.dumps(dataclasses.asdict(self))
 
 
@@ -78,10 +77,6 @@ class Stops:
     Lets each query stop at a fail point of its own, in the middle of a micro-batch.
 
     One kill then finds all queries where they were wanted.
-
-    Args:
-        folder: The job's.
-        wanted: See `Plan`.
     """
 
     def __init__(self, folder: Path, wanted: dict[str, tuple[str, int]]) -> None:

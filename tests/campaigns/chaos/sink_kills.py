@@ -129,7 +129,6 @@ class SinkCampaign:
         return sum(count for (_, one), count in self.found.items() if one == situation)
 
     def target(self, name: str) -> Target:
-        """Return what a query writes to."""
         sink, delivery = name.split("-")
         place = self.folder / name / "output"
         if sink == "table" and self.catalog == "hive":
@@ -176,7 +175,7 @@ class SinkCampaign:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        (line,) = [one for one in done.stdout.splitlines() if one.startswith(ANSWER)]
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
         found = json.loads(line.removeprefix(ANSWER))
         assert found.keys() == places.keys()
         for place, rows in found.items():

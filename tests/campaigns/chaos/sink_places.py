@@ -18,7 +18,6 @@ def table_of(name: str, sink: str = "") -> str:
 
 
 def topic_of(name: str) -> str:
-    """Return the topic of a query."""
     return f"chaos-{name}"
 
 

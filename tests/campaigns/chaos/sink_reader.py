@@ -28,7 +28,6 @@ def read(spark: SparkSession, source: str, place: str, *, known: bool) -> DataFr
 
 
 def main() -> None:
-    """Print the rows."""
     folder, catalog, *arguments = sys.argv[1:]
     spark = open_session(Path(folder), catalog)
     found = {}

@@ -50,7 +50,6 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name of the query."""
         return self.query.parent.name
 
     def planned(self) -> int:
@@ -104,7 +103,6 @@ class Target:
         return str(record["batch"])
 
     def rows(self) -> Rows:
-        """Return the rows of the target."""
         if self.sink in ("sqlite", "postgres"):
             table = table_of(self.name, self.sink)
             return Counter(self._select(f"select key, total, rows from {table}"))

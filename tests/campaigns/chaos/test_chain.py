@@ -125,9 +125,7 @@ class ChainCampaign(Campaign):
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(map(str, c)) for c in CASES])
-def test_both_states_and_the_rows_are_exact_whoever_dies_whenever(
-    case: int, tmp_path: Path
-) -> None:
+def test_both_states_and_the_rows_are_exact_after_kills(case: int, tmp_path: Path) -> None:
     delivery, inline_bytes, backend = CASES[case]
     campaign = ChainCampaign(tmp_path, SEED + 40 + case, delivery, inline_bytes, backend)
     chance = campaign.chance

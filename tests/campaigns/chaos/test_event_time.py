@@ -14,16 +14,11 @@ from tests.support.project import evidence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-CASES = [
-    ("staged", INLINE, "memory"),
-    ("staged", NO_INLINE, "disk"),
-    ("direct", INLINE, "auto"),
-]
+CASES = [("staged", INLINE, "memory"), ("staged", NO_INLINE, "disk"), ("direct", INLINE, "auto")]
 
 
 @pytest.fixture(scope="module")
 def in_peace(tmp_path_factory: pytest.TempPathFactory) -> EventCampaign:
-    """Run the job without any kill."""
     campaign = EventCampaign(tmp_path_factory.mktemp("peace"), SEED, data_seed=SEED)
     campaign.run_in_peace()
     campaign.check({})
@@ -31,9 +26,7 @@ def in_peace(tmp_path_factory: pytest.TempPathFactory) -> EventCampaign:
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(map(str, c)) for c in CASES])
-def test_timers_and_late_rows_are_exact_whoever_dies_whenever(
-    case: int, in_peace: EventCampaign, tmp_path: Path
-) -> None:
+def test_timers_are_exact_after_kills(case: int, in_peace: EventCampaign, tmp_path: Path) -> None:
     delivery, inline_bytes, backend = CASES[case]
     campaign = EventCampaign(tmp_path, SEED + case, delivery, inline_bytes, backend, data_seed=SEED)
     name = "kills of a job on event time"

@@ -24,7 +24,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("delivery", "inline_bytes", "backend"), CASES)
-def test_state_and_output_are_exact_whoever_dies_whenever(
+def test_state_and_output_are_exact_after_kills(
     delivery: str, inline_bytes: int, backend: str, tmp_path: Path
 ) -> None:
     seed = SEED + (delivery == "direct") * 2 + (inline_bytes == NO_INLINE)

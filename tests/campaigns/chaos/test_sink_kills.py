@@ -48,9 +48,7 @@ def test_every_row_is_written_once_whenever_the_job_is_killed(catalog: str, tmp_
     run(tmp_path, FILES, catalog, f"{catalog} catalog", {})
 
 
-def test_every_row_is_written_once_to_targets_with_transactions(
-    servers: dict[str, str], tmp_path: Path
-) -> None:
+def test_targets_with_transactions_get_rows_once(servers: dict[str, str], tmp_path: Path) -> None:
     run(tmp_path, TRANSACTIONAL, "in-memory", ", ".join(TRANSACTIONAL), servers)
 
 

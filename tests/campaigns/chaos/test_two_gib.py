@@ -57,9 +57,7 @@ def test_changes_and_output_of_one_task_are_refused_before_the_commit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["objects", "columns", "slots"])
-def test_a_block_of_key_groups_is_written_as_a_snapshot_and_restored(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_block_is_written_as_a_snapshot_and_restored(kind: str, tmp_path: Path) -> None:
     codec = OperatorCodec(SCHEMA)
     state = KeyedState(codec)
     state.catch_up(PART, -1, (), lambda: None)  # type: ignore[arg-type, return-value]

@@ -9,16 +9,13 @@ every restart. `STATELOG_DIFFERENTIAL_SEED=7 make chaos` tries other programs, a
 import os
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from tests.spark.conftest import spark  # noqa: F401  # a fixture
 from tests.spark.streams import BatchSource, Job, run_on_spark
 from tests.support.jobs.random_programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -59,7 +56,7 @@ def test_random_programs_see_on_statelog_what_they_see_on_spark(
     time_mode: str,
     delivery: str,
     round_: int,
-    spark: "SparkSession",  # noqa: F811
+    spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     seed = f"{SEED} {flavour} {time_mode} {delivery} {round_}"

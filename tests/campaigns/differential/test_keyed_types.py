@@ -8,16 +8,13 @@ snapshots and numbers of tasks.  `STATELOG_DIFFERENTIAL_SEED=7 make chaos` tries
 import os
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.spark.conftest import spark, zone  # noqa: F401  # fixtures
 from tests.spark.equal_keys import KEYS, check_aggregate, check_columns, check_rows, rows_in
 from tests.support.values.keyed_types import MAP_KEYS
 from tests.support.values.time_zones import ZONES
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -29,7 +26,7 @@ SEED = os.environ.get("STATELOG_DIFFERENTIAL_SEED", "20261")
 def test_aggregate_groups_as_spark(
     key: str,
     zone: str,  # noqa: F811
-    spark: "SparkSession",  # noqa: F811
+    spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     rows = rows_in(spark, tmp_path / "in", zone, f"{SEED} {key} {zone}", functions=True)
@@ -41,7 +38,7 @@ def test_aggregate_groups_as_spark(
 def test_a_processor_of_columns_groups_as_spark(
     key: str,
     zone: str,  # noqa: F811
-    spark: "SparkSession",  # noqa: F811
+    spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     rows = rows_in(spark, tmp_path / "in", zone, f"{SEED} {key} {zone}")
@@ -53,7 +50,7 @@ def test_a_processor_of_columns_groups_as_spark(
 def test_a_processor_of_rows_groups_as_spark(
     key: str,
     zone: str,  # noqa: F811
-    spark: "SparkSession",  # noqa: F811
+    spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     seed = f"{SEED} {key} {zone}"

@@ -46,8 +46,6 @@ ANSWER, REFUSED = "answer", "refused"
 
 @dataclass
 class Summary:
-    """What a campaign did."""
-
     first_seed: int
     seconds: float = 0.0
     cases: Counter[str] = field(default_factory=Counter)
@@ -208,7 +206,6 @@ class Reader:
         return kind, damage, *verdict
 
     def close(self) -> None:
-        """End the child."""
         self._process.kill()
         self._process.join()
 
@@ -244,7 +241,6 @@ def run(seconds: float, first_seed: int, summary_file: Path | None = None) -> Su
 
 
 def write_summary(summary: Summary, file: Path) -> None:
-    """Write the figures as JSON."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(summary.to_json(), indent=1) + "\n")
 

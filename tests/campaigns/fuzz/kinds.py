@@ -65,7 +65,6 @@ class Kind:
 
 
 def read_sets(segment: Segment) -> list[Any]:
-    """Return all changes of a file."""
     changes = []
     for offset, size_bytes in segment.set_ranges():
         batch = decode_change_set(segment.payload, offset, size_bytes=size_bytes).batch
@@ -107,7 +106,6 @@ def _repaired(entry: SetEntry, payload: bytes) -> SetEntry:
 
 
 def forged_payload(rng: random.Random, data: bytes) -> bytes:
-    """Change the change sets."""
     segment = parse_segment(data)
     sections = {} if segment.trailer is None else dict(segment.trailer.sections)
     sets = () if segment.trailer is None else segment.trailer.sets
@@ -152,13 +150,11 @@ def forged_frames(rng: random.Random, data: bytes) -> bytes:
 
 
 def json_forgery(rng: random.Random, data: bytes) -> bytes:
-    """Change the tree of a JSON text."""
     value = msgspec.json.decode(data) if data else {}
     return msgspec.json.encode(mutations.tree(rng, value))
 
 
 def msgpack_forgery(rng: random.Random, data: bytes) -> bytes:
-    """Change the tree of a msgpack text."""
     value = msgspec.msgpack.decode(data) if data else []
     return msgspec.msgpack.encode(mutations.tree(rng, value))
 

@@ -104,7 +104,6 @@ _CHANGES = (
 
 
 def tree(rng: random.Random, value: Any) -> Any:
-    """Return a tree of lists and objects with one to three nodes changed."""
     changed = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 2, 3))):
         changed = _changed_node(rng, changed)

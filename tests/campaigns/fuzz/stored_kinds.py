@@ -71,7 +71,6 @@ KEYS = EncryptionKeys({"k1": b"\x01" * 32})
 
 
 def store_with(**objects: bytes) -> DictStore:
-    """Return a store in memory."""
     store = DictStore()
     for path, data in objects.items():
         store.objects[path] = (data, store.now)
@@ -79,7 +78,6 @@ def store_with(**objects: bytes) -> DictStore:
 
 
 def objects_of(store: DictStore, prefix: str) -> list[bytes]:
-    """Return the objects below a folder."""
     found = [data for path, (data, _) in store.objects.items() if path.startswith(prefix)]
     return sorted(found, key=lambda data: (len(data), data))  # some names are random
 
@@ -139,7 +137,6 @@ def with_staged_rows(data: bytes) -> bytes:
 
 
 def change_sets(history: History) -> list[bytes]:
-    """Return the change sets in the checkpoints of a history, each alone in a file."""
     found = []
     for data in objects_of(history.store, "chk-") + objects_of(history.store, "dstl/"):
         segment = parse_segment(data)
@@ -274,7 +271,6 @@ def tag_path(kind: TagKind) -> str:
 
 
 def tags(history: History, kind: TagKind, job: StoredJob) -> list[bytes]:
-    """Return tags of a kind, one of them with the position of sources."""
     facts = {"location": "file:///fork", "comment": "text"}
     files = {
         name: job.query.read(name) or b"" for name in ("offsets/1", "commits/1", "sources/0/1")
@@ -402,7 +398,6 @@ def read_recording(data: bytes) -> Any:
 
 
 def encrypted_kind(plain: Sequence[bytes]) -> Kind:
-    """Return the kind of encrypted changelog files."""
     path = "dstl/a"
 
     def sealed(data: bytes) -> bytes:
@@ -461,7 +456,7 @@ def location_kind(
 
 
 def _state(state: LocationState, checkpoint_id: int) -> str:
-    names = [one.name for one in state.variables(checkpoint_id) if one.name in NAMES]
+    names = [variable.name for variable in state.variables(checkpoint_id) if variable.name in NAMES]
     tables = [python_rows(state.table(name, checkpoint_id)) for name in names]
     cells = [state.get(name, key_of(5), checkpoint_id) for name in names]
     return repr((names, tables, cells))
@@ -526,12 +521,7 @@ def staged_streams() -> list[bytes]:
 
 
 def all_kinds(folder: Path) -> list[Kind]:
-    """
-    Return every kind of file that statelog reads from storage.
-
-    Args:
-        folder: An empty folder for samples that are written as files.
-    """
+    """Return every kind of file that statelog reads from storage."""
     history = History("fuzz 3", DictStore(), retained=3)
     history.run(9)
     codec = OperatorCodec(history.model.schema)

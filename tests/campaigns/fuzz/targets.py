@@ -100,14 +100,3 @@ TARGETS: list[Callable[[bytes], None]] = [
     entry_record,
     claim_text,
 ]
-
-
-def one_input(data: bytes) -> None:
-    """Give *data* to the target that its first byte chooses."""
-    if not data:
-        return
-    target = TARGETS[data[0] % len(TARGETS)]
-    try:
-        target(data[1:])
-    except ALLOWED:
-        return

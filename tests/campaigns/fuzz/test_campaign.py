@@ -70,7 +70,7 @@ def test_a_wrong_answer_and_another_exception_are_findings() -> None:
     ("seed", "verdict"),
     [(-3_000_000, "crash"), (-2_000_000, "time-out"), (-1_000_000, "MemoryError")],
 )
-def test_what_ends_a_child_is_a_finding_with_its_seed(
+def test_the_end_of_a_child_is_a_finding(
     seed: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if verdict == "time-out":

@@ -45,9 +45,7 @@ def test_any_bytes_are_read_or_refused(target, data: bytes) -> None:
 
 
 @given(position=st.integers(0, 10**6), mask=st.integers(1, 255), cut=st.integers(0, 40))
-def test_a_damaged_record_of_a_checkpoint_is_refused_or_read(
-    position: int, mask: int, cut: int
-) -> None:
+def test_a_damaged_record_is_refused_or_read(position: int, mask: int, cut: int) -> None:
     data = bytearray(small_record())
     data[position % len(data)] ^= mask
     try:
@@ -79,10 +77,7 @@ FORGED = {
     ),
     "sets in the index": ("forged_index", kib(struct.pack(">I", 0xFFFFFFFF))),
     "record": ("checkpoint_record", kib(record_that_claims(TWO_GIB))),
-    "record within bounds": (
-        "checkpoint_record",
-        record_that_claims(GIB),
-    ),
+    "record within bounds": ("checkpoint_record", record_that_claims(GIB)),
 }
 
 CHILD = """

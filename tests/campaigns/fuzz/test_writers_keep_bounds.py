@@ -91,9 +91,7 @@ def test_recordings(length: int, tasks: int) -> None:
     assert decode_file(data) == recorded
 
 
-def test_a_recording_that_compresses_well_is_written_so_that_it_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_recording_that_compresses_well_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     recorded = [task_recording(source="a" * (20 << 20))]
     assert decode_file(encode_file([encode_recording(recorded[0])])) == recorded

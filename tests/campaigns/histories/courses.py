@@ -120,22 +120,10 @@ class Driver:
 
 
 class Course:
-    """
-    One random course.
-
-    Args:
-        seed: Decides it.
-        folder: An empty folder.
-        targets: The targets by name.
-        readers: What follows the location.
-    """
+    """One random course."""
 
     def __init__(
-        self,
-        seed: int,
-        folder: Path,
-        targets: Mapping[str, Target],
-        readers: Sequence[Reader] = (),
+        self, seed: int, folder: Path, targets: Mapping[str, Target], readers: Sequence[Reader] = ()
     ) -> None:
         self.rng = random.Random(f"course {seed}")
         self.folder = folder
@@ -210,7 +198,6 @@ class Course:
         self.note(job.coordinator.latest)
 
     def note(self, checkpoint: CompletedCheckpoint | None) -> None:
-        """Remember the state of a checkpoint."""
         assert checkpoint is not None
         key = (checkpoint.timeline.location_id, checkpoint.attempt)
         self.models[key] = copy.deepcopy(self.job.model), BatchRecord.of(checkpoint).now_ms
@@ -241,7 +228,6 @@ class Course:
             self.counts["delivered again"] += 1
 
     def take_model(self, base: CompletedCheckpoint) -> None:
-        """Continue with the state of a checkpoint."""
         model, _ = self.model_of(base)
         self.job.model = copy.deepcopy(model)
         self.job.checkpoint_id = base.checkpoint_id
@@ -249,7 +235,6 @@ class Course:
     # --- what changes the history ---------------------------------------------------------------
 
     def sleep(self) -> None:
-        """Leave the driver as it is; it goes on later."""
         self.sleeping.append(self.driver)
         self.counts["asleep"] += 1
 
@@ -452,12 +437,7 @@ def run_course(
     readers: Sequence[Reader] = (),
     steps: int = 12,
 ) -> Counter[str]:
-    """
-    Run one course.
-
-    Returns:
-        How often what happened.
-    """
+    """Run one course."""
     course = Course(seed, folder, targets, readers)
     try:
         with course.traces.recorded():

@@ -29,8 +29,6 @@ _BEHIND = ("not_newer", "subsumed", "not_found")
 
 
 class Reader(Protocol):
-    """A reader of one course."""
-
     def check(self, course: Course, newest: CompletedCheckpoint) -> None:
         """Come to the newest checkpoint, or to a refusal by name; compare with the model."""
 
@@ -123,12 +121,7 @@ class FeedReader:
 
 
 class SourceReader:
-    """
-    A query that reads the Spark source, by Spark's rules: a planned micro-batch is run again as planned.
-
-    Args:
-        number: Makes the names of its readers unique.
-    """
+    """A query that reads the Spark source; it runs a planned micro-batch again as planned."""
 
     def __init__(self) -> None:
         self._begun = 0
@@ -219,10 +212,6 @@ class PublishedReader:
     A published table, of one publisher that lives on or of a new one each time.
 
     After a refusal the operator publishes to another table, as the error says.
-
-    Args:
-        folder: An empty folder.
-        kind: "Iceberg" or "Delta".
     """
 
     def __init__(self, folder: Path, kind: str) -> None:

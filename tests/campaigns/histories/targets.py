@@ -49,19 +49,10 @@ class Writer(Protocol):
 
 
 class Target:
-    """
-    A target of a course.
-
-    Args:
-        open_writer: Returns the target as a new driver has it: called with the name of its query and with
-            the newest micro-batch that Spark had planned, -1 for none.
-        stored: Returns the keys of all rows of the target, by another client.
-    """
+    """A target of a course."""
 
     def __init__(
-        self,
-        open_writer: Callable[[str, int], Writer],
-        stored: Callable[[], list[str]],
+        self, open_writer: Callable[[str, int], Writer], stored: Callable[[], list[str]]
     ) -> None:
         self.open_writer, self.stored = open_writer, stored
         self.delivered: set[str] = set()
@@ -212,12 +203,6 @@ class FilesTarget(Target):
 
     After a refusal because of a gap the operator acts every other time as the error says: the query writes
     to a new folder, and the rows before the gap are taken from the old one.
-
-    Args:
-        folder: An empty folder.
-        make_frame: Returns the frame of a micro-batch.
-        session: Spark's session, or None for the stand-ins of this module.
-        read: Returns keys and values in a folder, as Spark's readers see them.
     """
 
     def __init__(
@@ -336,9 +321,7 @@ def rows_in_log(folder: Path) -> list[tuple[str, str]]:
 
 
 def delta_target(
-    folder: Path,
-    make_frame: MakeFrame = Frame,
-    stored: Callable[[Path], list[str]] | None = None,
+    folder: Path, make_frame: MakeFrame = Frame, stored: Callable[[Path], list[str]] | None = None
 ) -> Target:
     """Return a Delta table, or a stand-in: a folder with a log of commits in JSON."""
     place = Place(source="delta").with_option("path", str(folder))

@@ -66,11 +66,7 @@ MUTANTS = (
         small(),
     ),
     Mutant("reads_back", "Any entry counts as the driver's own.", small()),
-    Mutant(
-        "deletes_after_commit",
-        "Clean-up deletes what the next commit will subsume.",
-        small(),
-    ),
+    Mutant("deletes_after_commit", "Clean-up deletes what the next commit will subsume.", small()),
     Mutant(
         "lists_tags_after_commit",
         "Clean-up uses tags that were listed before the commit.",

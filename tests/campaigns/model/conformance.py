@@ -70,13 +70,7 @@ class Event:
 
 
 class Replay:
-    """
-    A trace as far as it is explained.
-
-    Args:
-        numbers: Numbers of the sequence.
-        stored: Entries that were stored before the trace began, by number.
-    """
+    """A trace as far as it is explained."""
 
     def __init__(self, numbers: int, stored: Mapping[int, Content] = MappingProxyType({})) -> None:
         entries = [FREE] * numbers
@@ -182,16 +176,7 @@ class Replay:
 def check_trace(
     events: Iterable[Event], stored: Mapping[int, Content] = MappingProxyType({})
 ) -> int:
-    """
-    Check a trace; return the number of its events.
-
-    Args:
-        events: The trace.
-        stored: As for `Replay`.
-
-    Raises:
-        InvariantError: The model has no transition for an event.
-    """
+    """Check a trace; return the number of its events."""
     trace = tuple(events)
     replay = Replay(max(numbers_of(trace), max(stored, default=0) + 3), stored)
     for at, event in enumerate(trace):

@@ -51,12 +51,7 @@ class Line:
 
 
 def check_journal(journal: Path) -> int:
-    """
-    Check what processes noted of their requests; return the number of events.
-
-    Raises:
-        InvariantError: There is no order of the events in which each is a step of the model.
-    """
+    """Check what processes noted of their requests; return the number of events."""
     entries = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     return sum(map(check_location, locations_of(entries).values()))
 
@@ -147,7 +142,7 @@ def _after(point: _Point, line: Line) -> Iterator[_Point]:
 
 def _without(effects: tuple[Effect, ...], gone: Iterable[Effect]) -> tuple[Effect, ...]:
     taken = {*gone}
-    return tuple(each for each in effects if each not in taken)
+    return tuple(effect for effect in effects if effect not in taken)
 
 
 def _orders(chosen: tuple[Effect, ...], owed: list[Effect]) -> Iterator[tuple[Effect, ...]]:

@@ -59,12 +59,7 @@ def delivered(
     compares_timelines: bool,
     fences: bool,
 ) -> tuple[str, bool, State]:
-    """
-    Let an owner deliver the rows of its base, as `DeliveredBatch.is_written` decides.
-
-    Returns:
-        What happens, whether the owner goes on, and the state with the rows.
-    """
+    """Let an owner deliver the rows of its base, as `DeliveredBatch.is_written` decides."""
     reader, last, rows = state[6]
     batch, timeline = len(ancestors(state, base)), state[0][base][0][4]
     answer = _answer(last, (timeline, batch), run_timeline, compares_timelines, fences)

@@ -18,7 +18,6 @@ def with_block(text: str, results: Mapping[str, Any]) -> str:
 
 
 def write_page(results: Mapping[str, Any]) -> None:
-    """Write the tables into the page."""
     PAGE.write_text(with_block(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 

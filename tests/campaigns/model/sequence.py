@@ -123,13 +123,7 @@ class Put:
 
 
 class SequenceModel:
-    """
-    The steps of drivers, a person who tags, and a store that delays.
-
-    Args:
-        bounds: How much may happen.
-        rules: The protocol.
-    """
+    """The steps of drivers, a person who tags, and a store that delays."""
 
     def __init__(self, bounds: Bounds, rules: Rules = Rules()) -> None:
         self._bounds, self._rules = bounds, rules
@@ -143,7 +137,6 @@ class SequenceModel:
         }
 
     def initial(self) -> State:
-        """Return the state of an empty location."""
         return initial(self._bounds)
 
     def transitions(self, state: State) -> Iterator[tuple[str, State]]:

@@ -75,9 +75,7 @@ def test_requests_one_after_another_conform(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("answered_first", ["listing", "put"])
-def test_a_listing_and_a_put_at_the_same_time_conform_in_either_order(
-    journal: Journal, answered_first: str
-) -> None:
+def test_a_listing_and_a_put_conform_in_any_order(journal: Journal, answered_first: str) -> None:
     listing, commit = journal.begin("b", LISTED), journal.begin("a", put(2, 1))
     for name in (listing, commit) if answered_first == "listing" else (commit, listing):
         journal.end(name)

@@ -35,19 +35,16 @@ class Checkpoint:
 
     @property
     def completed(self) -> bool:
-        """Whether it has succeeded."""
         return self.future.done() and self.future.exception() is None
 
     @property
     def handle(self) -> ChangelogStateHandle:
-        """Its handle, once it has succeeded."""
         handle = self.future.result().job_manager_owned
         check(handle is not None, "a snapshot without a handle")
         return handle  # type: ignore[return-value]
 
     @property
     def local(self) -> ChangelogStateHandle | None:
-        """Its host-local copy, if there is one."""
         return self.future.result().task_local
 
 
@@ -65,11 +62,9 @@ class Actor:
 
     @property
     def completed(self) -> list[Checkpoint]:
-        """The checkpoints that have succeeded."""
-        return [each for each in self.checkpoints if each.completed]
+        return [checkpoint for checkpoint in self.checkpoints if checkpoint.completed]
 
     def kept(self) -> list[Checkpoint]:
-        """Return the checkpoints whose files must exist."""
         return [
             each
             for each in self.completed
@@ -83,6 +78,5 @@ class Actor:
             self.model.cut()
 
     def files(self) -> list[str]:
-        """Return the files that hold sets of this writer."""
         handles = [each.result.entry.handle for each in self.writer._log._uploaded.values()]
         return [handle.path for handle in handles if isinstance(handle, FileStateHandle)]

@@ -19,9 +19,6 @@ class FaultyDisk:
     A `LocalDisk` in memory.
 
     `files` contains the stored bytes.  The next write consumes `next_fault`.
-
-    Args:
-        rng: Chooses which removals are refused.
     """
 
     url = "faulty-disk://"
@@ -33,7 +30,6 @@ class FaultyDisk:
         self.refusal_rate = 0.0
 
     def get(self, path: str) -> memoryview:
-        """Return the whole file, or raise `ObjectNotFoundError`."""
         if path not in self.files:
             raise ObjectNotFoundError(f"no local file {path}", path=path)
         return memoryview(self.files[path])
@@ -43,7 +39,6 @@ class FaultyDisk:
         return self.get(path)[start : start + length]
 
     def put(self, path: str, content: Buffers, temporary: str) -> None:
-        """Write a file, subject to the next fault."""
         del temporary  # here a write is one step
         fault, self.next_fault = self.next_fault, None
         kind = FaultKind.NONE if fault is None else fault.kind
@@ -65,7 +60,6 @@ class FaultyDisk:
                 raise OSError(28, f"no space left for {path}")
 
     def remove(self, path: str) -> None:
-        """Remove a file, or refuse."""
         if self._rng.random() < self.refusal_rate:
             raise OSError(5, f"input/output error at {path}")
         if path not in self.files:
@@ -73,7 +67,6 @@ class FaultyDisk:
         del self.files[path]
 
     def rot(self) -> None:
-        """Flip a bit of a random file."""
         whole = sorted(path for path, data in self.files.items() if data)
         if whole:
             path = self._rng.choice(whole)

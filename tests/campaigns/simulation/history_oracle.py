@@ -31,14 +31,7 @@ from statelog.testing.faulty_store import FaultyStore
 
 
 class HistoryOracle:
-    """
-    Compares a history with the invariants of the system.
-
-    Args:
-        store: The store of the files.
-        disk: The disk of the local copies.
-        watch: Has the owner of each file and the records of the checkers.
-    """
+    """Compares a history with the invariants of the system."""
 
     def __init__(self, store: FaultyStore, disk: FaultyDisk, watch: Watch) -> None:
         self._store = store
@@ -108,15 +101,7 @@ class HistoryOracle:
     def reason_is_fair(
         self, actor: Actor, checkpoint: Checkpoint, *, closed: bool, faults: bool
     ) -> None:
-        """
-        Check that a persist has failed for an allowed reason.
-
-        Args:
-            actor: Its writer.
-            checkpoint: The failed persist.
-            closed: Whether the storage is closed.
-            faults: Whether uploads may fail.
-        """
+        """Check that a persist has failed for an allowed reason."""
         match checkpoint.future.exception():
             case ClosedError():
                 check(actor.closed or closed, "closed without a close")
@@ -196,9 +181,7 @@ def _local_files(checkpoint: Checkpoint) -> dict[str, tuple[str, str]]:
     return {
         copy.handle.path: (entry.handle.path, copy.handle.path)
         for entry, copy in zip(
-            checkpoint.handle.handles_and_offsets,
-            checkpoint.local.handles_and_offsets,
-            strict=True,
+            checkpoint.handle.handles_and_offsets, checkpoint.local.handles_and_offsets, strict=True
         )
         if isinstance(entry.handle, FileStateHandle) and isinstance(copy.handle, FileStateHandle)
     }

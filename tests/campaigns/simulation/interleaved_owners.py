@@ -40,13 +40,7 @@ class NumberedStore(DictStore):
 
 
 class InterleavedWorld(World):
-    """
-    A world with owners that go on later, and with conditional puts that arrive late.
-
-    Args:
-        seed: Decides everything.
-        batched: Whether owners clean up in batches.
-    """
+    """A world with owners that go on later, and with conditional puts that arrive late."""
 
     def __init__(self, seed: int, *, batched: bool = False) -> None:
         super().__init__(seed, batched=batched)

@@ -10,25 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from statelog.core import (
-    change_log,
-    upload_batcher,
-    upload_retry,
-)
+from statelog.core import change_log, upload_batcher, upload_retry
 from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import check
 
 
 class BatchPolicy:
-    """
-    Checks that batches start for a reason, once, whole, in order.
-
-    Args:
-        delay_ns: Longest time in the queue.
-        threshold_bytes: Queue size that starts a batch.
-        limit_bytes: Bound on admitted bytes.
-        fixed_delay: Whether the idle rule is off.
-    """
+    """Checks that batches start for a reason, once, whole, in order."""
 
     def __init__(
         self, *, delay_ns: int, threshold_bytes: int, limit_bytes: int, fixed_delay: bool
@@ -46,7 +34,6 @@ class BatchPolicy:
         self._closed = False
 
     def see(self, event: upload_batcher.Event, now_ns: int, actions: Sequence[object]) -> None:
-        """Compare one step with the rules."""
         match event:
             case upload_batcher.TaskOffered(task_id, size_bytes):
                 self._sizes[task_id] = size_bytes
@@ -105,7 +92,7 @@ class BatchPolicy:
     def _after(self, now_ns: int) -> None:
         queued = sum(self._sizes[task_id] for task_id in self._queue)
         uploads = (*self._running.values(), *self._held.values())
-        running = [self._sizes[each] for ids in uploads for each in ids]
+        running = [self._sizes[number] for ids in uploads for number in ids]
         admitted = queued + sum(running)
         largest = max([*running, *(self._sizes[each] for each in self._queue)], default=0)
         check(admitted - largest < self.limit_bytes, "the limit was passed by more than a task")
@@ -142,7 +129,6 @@ class RetryChecker:
         self._owed = False
 
     def see(self, event: upload_retry.Event, now_ns: int, actions: Sequence[object]) -> None:
-        """Compare one step with the rules."""
         match event:
             case upload_retry.UploadRequested():
                 self._hedges_due = 1
@@ -210,12 +196,7 @@ class RetryChecker:
         self._owed = attempts_out > 0
 
     def finish(self, cancelled: bool) -> None:
-        """
-        Check the upload after the end of all events.
-
-        Args:
-            cancelled: Whether the storage was closed, which ends uploads early.
-        """
+        """Check the upload after the end of all events."""
         check(self._ended == 1, "an upload never ended")
         failed = self._winner is None and not cancelled
         tried = self._attempts == self._policy.max_attempts
@@ -231,12 +212,11 @@ class UploadOnceChecker:
     def see(
         self, log: change_log.ChangeLog, event: change_log.Event, actions: Sequence[object]
     ) -> None:
-        """Compare one step with the rules."""
         if isinstance(event, change_log.UploadFailed):
             self._busy -= {(id(log), sqn) for sqn in event.sqns}
         for action in actions:
             if isinstance(action, change_log.StartUpload):
-                started = {(id(log), each.sqn.value) for each in action.change_sets}
+                started = {(id(log), change_set.sqn.value) for change_set in action.change_sets}
                 check(not started & self._busy, "a set is sent that is uploading or uploaded")
                 self._busy |= started
 
@@ -249,11 +229,9 @@ class OwnershipChecker:
         self.deleted: set[str] = set()
 
     def confirm(self, path: str) -> None:
-        """Record that a checkpoint owns the file."""
         self.confirmed.add(path)
 
     def delete(self, path: str) -> None:
-        """Compare a deletion with the rules."""
         check(path not in self.deleted, f"{path} is deleted twice")
         check(path not in self.confirmed, f"{path} belongs to a checkpoint")
         self.deleted.add(path)

@@ -36,12 +36,7 @@ _PATIENCE_S = 0.005
 
 
 class SimulatedEnvironment:
-    """
-    The storage of a simulated history, and all that it uses.
-
-    Args:
-        rng: Chooses all parameters.
-    """
+    """The storage of a simulated history, and all that it uses."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -74,7 +69,6 @@ class SimulatedEnvironment:
 
     @property
     def waits(self) -> int:
-        """Number of waits at the lock."""
         lock = self.runtime.lock
         return lock.waits if isinstance(lock, SimulatedLock) else 0
 
@@ -86,12 +80,10 @@ class SimulatedEnvironment:
 
     @property
     def lock_is_held(self) -> bool:
-        """Whether the storage's lock is held now."""
         lock = self.runtime.lock
         return isinstance(lock, SimulatedLock) and lock.held
 
     def known_copies(self) -> list[str]:
-        """Return the local files that the registry tracks."""
         copies = self.copies
         return [
             path
@@ -100,17 +92,14 @@ class SimulatedEnvironment:
         ]
 
     def heal(self) -> None:
-        """End all faults of store and disk."""
         self.plan, self.disk_plan = FaultPlan(), FaultPlan(latency_ns=MS)
 
     def release(self) -> None:
-        """Let all hanging work return."""
         for pool in (self.runtime.upload_pool, self.runtime.discard_pool, self._local_pool):
             if isinstance(pool, SimulatedPool):
                 pool.release()
 
     def close(self) -> None:
-        """Close the storage and the pool of its local copies."""
         self.storage.close()
         self._local_pool.close(0.0)
 

@@ -28,18 +28,10 @@ from statelog.core.change_log import (
     _Uploaded,
 )
 from statelog.core.upload_batcher import SetTimer, StartBatch, UploadBatcher
-from statelog.core.upload_retry import (
-    AttemptFailed,
-    AttemptSucceeded,
-    UploadRetry,
-    UploadWon,
-)
+from statelog.core.upload_retry import AttemptFailed, AttemptSucceeded, UploadRetry, UploadWon
 from statelog.errors import InvariantError
 
 SEEDS = 150
-
-
-# --- the batcher ----------------------------------------------------------------------------------
 
 
 def no_limit(self: UploadBatcher) -> bool:
@@ -118,9 +110,6 @@ def room_at_the_end(self: UploadBatcher, batch_id: int, held: bool, now_ns: int)
     return original_done(self, batch_id, False, now_ns)
 
 
-# --- the retry ------------------------------------------------------------------------------------
-
-
 def keep_losers(self: UploadRetry, event: AttemptSucceeded) -> list[Any]:
     """A late success is nobody's business."""
     number, actions = event.attempt, self._return_thread(event)
@@ -174,9 +163,6 @@ def discouraged(self: UploadRetry) -> bool:
 def one_more(self: UploadRetry) -> bool:
     """One attempt too many."""
     return len(self._attempts) <= self._policy.max_attempts and self._retry_at_ns is None
-
-
-# --- the change log -------------------------------------------------------------------------------
 
 
 def drop_failed(self: ChangeLog, sqns: tuple[int, ...], error: BaseException) -> list[Action]:
@@ -239,9 +225,6 @@ def send_twice(self: ChangeLog, from_sqn: int) -> list[Action]:
     again = tuple(self._uploading[sqn] for sqn in self._uploading if sqn >= from_sqn)
     actions = original_start_upload(self, from_sqn)
     return [*actions, StartUpload(again)] if again else actions
-
-
-# --- files and local copies -----------------------------------------------------------------------
 
 
 original_clean_up = TaskChangelogRegistry._clean_up
@@ -353,7 +336,7 @@ def first_verdict() -> AssertionError | None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.replacement.__name__)
-def test_a_mutant_is_caught_by_what_is_there_for_it(
+def test_a_mutant_is_caught_by_its_checker(
     mutant: Mutant, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("statelog", "concurrent.futures"):

@@ -91,9 +91,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_protocol_that_lacks_a_rule_breaks_the_history(
-    mutant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_rule_breaks_the_history(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name, replacement in MUTANTS[mutant]:
         monkeypatch.setattr(place, name, replacement)
     with pytest.raises(AssertionError, match=LOST):

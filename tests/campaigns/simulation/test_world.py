@@ -12,9 +12,7 @@ from tests.campaigns.simulation.replay import command_of
 from tests.campaigns.simulation.world import Outcome, World, main
 from tests.support.project import evidence
 
-from statelog.core.change_log import (
-    ChangeLog,
-)
+from statelog.core.change_log import ChangeLog
 from statelog.testing.faulty_store import FaultKind, FaultyStore
 
 SEEDS = int(os.environ.get("STATELOG_SEEDS", "2000"))
@@ -58,7 +56,7 @@ def test_every_history_holds(first: int) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        1002803,  # a wait for capacity, inside the wait for a copy, held up an attempt
+        1002803  # a wait for capacity, inside the wait for a copy, held up an attempt
     ],
 )
 def test_a_history_that_once_broke_holds(seed: int) -> None:

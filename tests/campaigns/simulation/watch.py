@@ -96,14 +96,7 @@ def describe(value: Any) -> str:
 
 
 class Watch:
-    """
-    All checkers over one history.
-
-    Args:
-        batch_policy: Checker of the batcher.
-        retry_policy: Policy of each upload.
-        trace: Called with one line for each step; None disables it.
-    """
+    """All checkers over one history."""
 
     def __init__(
         self,
@@ -147,7 +140,6 @@ class Watch:
             self._upload_once.see(core, event, actions)
 
     def delete(self, path: str) -> None:
-        """Check the deletion of a file."""
         try:
             self.ownership.delete(path)
         except AssertionError as error:
@@ -159,6 +151,5 @@ class Watch:
         return sum(upload.attempts_out > 0 for upload, _ in self._uploads.values())
 
     def finish(self, cancelled: bool) -> None:
-        """Check every upload after the end of all events."""
         for _, checker in self._uploads.values():
             checker.finish(cancelled)

@@ -20,23 +20,12 @@ from tests.campaigns.simulation.history_oracle import HistoryOracle
 from tests.campaigns.simulation.simulated_environment import MS, SimulatedEnvironment
 from tests.campaigns.simulation.watch import Watch, describe, observed
 
-from statelog.errors import (
-    BackpressureTimeoutError,
-    ClosedError,
-    InvariantError,
-    check,
-)
-from statelog.model import (
-    KeyGroupRange,
-    SequenceNumber,
-    StateChange,
-)
+from statelog.errors import BackpressureTimeoutError, ClosedError, InvariantError, check
+from statelog.model import KeyGroupRange, SequenceNumber, StateChange
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Counts of the events of a history."""
-
     steps: int
     virtual_ns: int
     persists: int
@@ -48,14 +37,7 @@ class Outcome:
 
 
 class World:
-    """
-    A storage, some writers, and a history of operations and faults.
-
-    Args:
-        seed: Determines the whole history.
-        operations: Number of operations of the writers.
-        trace: Called with one line for each step of a core; None disables it.
-    """
+    """A storage, some writers, and a history of operations and faults."""
 
     def __init__(
         self, seed: int, *, operations: int = 60, trace: Callable[[str], None] | None = None
@@ -79,12 +61,7 @@ class World:
             self._queue.after(rng.randrange(operations * 5 * MS), self._close)
 
     def run(self) -> Outcome:
-        """
-        Run the history and check it.
-
-        Raises:
-            InvariantError: An invariant is broken.
-        """
+        """Run the history and check it."""
         with observed(self._watch):
             at_ns = 0
             for _ in range(self._operations):
@@ -281,7 +258,6 @@ class World:
         self._oracle.reason_is_fair(actor, checkpoint, closed=self._closed, faults=faults)
 
     def _heal(self) -> None:
-        """End all faults and persist all changes of every writer."""
         self._quiet()
         if self._closed:
             return

@@ -17,13 +17,6 @@ class ChaosStore:
 
     A hang is long, not for ever: its thread comes back, so that the end of a test can tell what a
     late answer has left behind.  `inner` is the truth; reads are never harmed.
-
-    Args:
-        inner: Does what is really done.
-        seed: Of the faults; their order depends on the threads all the same.
-        plan: How often things go wrong.
-        harm_deletes: Whether deletions fail too.
-        hang_s: How long a hang lasts.
     """
 
     def __init__(

@@ -44,7 +44,9 @@ class Model:
         self.lowest = max(self.lowest, to_sqn)
 
     def changes(self, from_sqn: int, to_sqn: int) -> dict[int, list[bytes]]:
-        return canonical(each for sqn in range(from_sqn, to_sqn) for each in self.sets[sqn])
+        return canonical(
+            change_set for sqn in range(from_sqn, to_sqn) for change_set in self.sets[sqn]
+        )
 
 
 @dataclass
@@ -128,15 +130,7 @@ class Actor:
 
 
 class Producer:
-    """
-    A thread's work: appends, persists, confirmations, truncations, and now and then a new writer.
-
-    Args:
-        storage: Shared by all producers.
-        side: Shared too.
-        seed: Of the choices.
-        writers: How many writers this producer owns.
-    """
+    """A thread that appends, persists, confirms, truncates, and sometimes begins a new writer."""
 
     def __init__(
         self, storage: cl.FsStateChangelogStorage, side: CheckpointSide, seed: int, writers: int
@@ -186,12 +180,12 @@ class Producer:
         ]
         actor.model.active.extend(changes)
         actor.writer.append_batch(
-            np.array([each.key_group for each in changes], np.int32),
-            pa.array([each.value for each in changes], pa.binary()),
+            np.array([change.key_group for change in changes], np.int32),
+            pa.array([change.value for change in changes], pa.binary()),
         )
 
     def _persist(self, actor: Actor) -> None:
-        if sum(not each.future.done() for each in actor.persists) > 4:
+        if sum(not persist.future.done() for persist in actor.persists) > 4:
             actor.persists[0].future.exception(timeout=60)
         number = actor.writer.next_sequence_number()
         actor.follow()

@@ -17,7 +17,6 @@ workers_get_by_value("tests.spark.processors")
 
 
 def main(url: str, folder: str) -> None:
-    """Start the query, and say so."""
     session = SparkSession.builder.remote(url).getOrCreate()
     source = BatchSource(session, Path(folder) / "in", INPUT)
     job = ConnectJob(source, Path(folder), ["key"], Totals(), TOTALS, {"tasks": 2})

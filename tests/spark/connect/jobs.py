@@ -17,12 +17,7 @@ workers_get_by_value("tests.spark.streams")
 
 
 class Deliveries:
-    """
-    A sink with one file for each micro-batch; a batch that comes again has to be the same.
-
-    Args:
-        folder: Where the files go.
-    """
+    """A sink with one file for each micro-batch; a batch that comes again has to be the same."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -72,7 +67,6 @@ class ConnectJob:
 
     @property
     def sink(self) -> Deliveries:
-        """The sink."""
         return Deliveries(self.folder / "out")
 
     def stream(self, **changes: Any) -> DataFrame:
@@ -86,7 +80,6 @@ class ConnectJob:
         return self.steps(frame)
 
     def start(self, sink: Any = None, trigger: Any = None, **changes: Any) -> Any:
-        """Start the query over all batches there are."""
         writer = self.stream(**changes).writeStream
         return (
             writer.foreachBatch(sink or self.sink)

@@ -42,14 +42,6 @@ class ConnectServer(ClosesAtExit):
     can read; it is on no command line.
 
     All its processes end with the `with` block at the latest.
-
-    Args:
-        folder: A folder for Spark's own files.
-        log: File to which the output of the processes is appended.
-        cores: Cores that Spark may use.
-        port: The port to listen on; None for a free one.
-        settings: More configuration of Spark.
-        environment: Environment variables on top of this process's.
     """
 
     def __init__(
@@ -101,7 +93,6 @@ class ConnectServer(ClosesAtExit):
         )
 
     def close(self) -> None:
-        """Kill every process of the server."""
         self.kill()
 
     @property
@@ -111,12 +102,7 @@ class ConnectServer(ClosesAtExit):
         return f"sc://localhost:{self.port}/;token={self._token}"
 
     def wait(self) -> None:
-        """
-        Wait until the server accepts sessions.
-
-        Raises:
-            StatelogError: It ended, or did not start in time; the message has its last lines.
-        """
+        """Wait until the server accepts sessions."""
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             with socket.socket() as probe:
@@ -140,7 +126,6 @@ class ConnectServer(ClosesAtExit):
         return workers
 
     def kill(self) -> dict[int, str]:
-        """Kill every process of the server, and return their ids and names."""
         return kill_session(self._process)
 
 

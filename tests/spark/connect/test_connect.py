@@ -45,9 +45,7 @@ def delivered(job: ConnectJob) -> list[list[tuple[Any, ...]]]:
     return [sorted(tuple(row.values()) for row in rows) for rows in job.sink.batches()]
 
 
-def test_a_client_without_the_token_is_rejected(
-    server: ConnectServer, remote: SparkSession
-) -> None:
+def test_a_client_without_a_token_is_rejected(server: ConnectServer, remote: SparkSession) -> None:
     address = f"sc://localhost:{server.port}"
     for url in (address, f"{address}/;token=guessed", f"sc://127.0.0.1:{server.port}"):
         with (
@@ -123,9 +121,7 @@ def test_an_error_of_the_processor_begins_with_its_own_sentence(job: ConnectJob)
     assert delivered(job) == wanted(BATCHES[:3])
 
 
-def test_another_version_of_statelog_is_rejected_at_the_start(
-    job: ConnectJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_is_rejected(job: ConnectJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job.source.add(BATCHES[0])
     monkeypatch.setattr("statelog.extensions.connect.worker.__version__", "0.0.1")
     with pytest.raises(UsageError, match=r"the client has statelog 0\.0\.1"):
@@ -150,8 +146,6 @@ def test_a_batch_frame_and_enable(remote: SparkSession) -> None:
 
 
 class Locked:
-    """A sink that cannot be pickled."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
@@ -194,9 +188,7 @@ def test_spark_rejects_a_wrong_step_when_it_is_typed(job: ConnectJob) -> None:
         ({"stateLocation": "state"}, "absolute path"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(
-    job: ConnectJob, arguments: dict[str, Any], reason: str
-) -> None:
+def test_bad_settings_are_refused(job: ConnectJob, arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=f"(?i){reason}"):
         job.start(**arguments)
 
@@ -231,5 +223,5 @@ def test_keys_are_recorded(job: ConnectJob, tmp_path: Path) -> None:
         job.source.add(rows)
     job.run()
     steps = replay(str(tmp_path / "state"), 1, processor=Totals())
-    assert [] == [one for one in steps if one.differences]
-    assert [[1, 3], [-4], [1]] == [[row.amount for row in one.input] for one in steps]
+    assert [] == [step for step in steps if step.differences]
+    assert [[1, 3], [-4], [1]] == [[row.amount for row in step.input] for step in steps]

@@ -1,16 +1,16 @@
 """Several stateful operators in one query of a Connect session."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col
-from tests.spark import rules_job, side_job
+from tests.spark import side_job
 from tests.spark.chained_changes import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
 from tests.spark.connect.jobs import ConnectJob, Deliveries
 from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.rules_job import Rated
 from tests.spark.side_job import Sides, expected
 from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
 
@@ -21,8 +21,19 @@ from statelog.state.reader import StateReader
 
 workers_get_by_value("tests.spark.processors")
 workers_get_by_value(side_job.__name__)
-workers_get_by_value(rules_job.__name__)
 workers_get_by_value(__name__)
+
+
+class Rated(Totals):
+    """Yields the factor of its rules."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.rules = handle.broadcast("rules")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(key=row.key, total=row.total, factor=self.rules.rows[0].factor)
 
 
 @pytest.fixture
@@ -32,14 +43,11 @@ def job(remote: SparkSession, tmp_path: Path) -> ConnectJob:
 
 
 def second(out: DataFrame, **settings: Any) -> DataFrame:
-    """Return the second operator behind the totals."""
     steps = out.where(out.total >= 0).withColumn("bucket", col("key") % BUCKETS)
     return transform_with_state(steps.groupBy("bucket"), Changes(), CHANGES, **settings)
 
 
-def test_two_operators_commit_one_object_over_a_restart(
-    job: ConnectJob, remote: SparkSession
-) -> None:
+def test_two_operators_commit_one_object_together(job: ConnectJob, remote: SparkSession) -> None:
     initial = remote.createDataFrame([(0, 0, 0)], CHANGES).groupBy("bucket")
     job.steps = lambda out: second(out, initialState=initial)
     model = ChainModel()
@@ -56,9 +64,7 @@ def test_two_operators_commit_one_object_over_a_restart(
         assert len(model.seen) == reader.table("seen").num_rows
 
 
-def test_an_enabled_session_chains_its_own_calls_and_others_are_refused(
-    job: ConnectJob, remote: SparkSession
-) -> None:
+def test_an_enabled_session_chains_only_its_calls(job: ConnectJob, remote: SparkSession) -> None:
     grouped = job.stream().groupBy("key")
     with pytest.raises(UsageError, match="cannot be grouped for an operator of Spark's"):
         grouped.count()

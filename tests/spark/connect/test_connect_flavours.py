@@ -117,8 +117,6 @@ def test_initial_state_of_rows_comes_once(remote: SparkSession, tmp_path: Path) 
 
 
 class Untimed(Opening):
-    """An `Opening` without timers."""
-
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         (balance,) = self.balance.get() or (0,)
         self.balance.update((balance + initialState.n,))
@@ -212,9 +210,7 @@ def found(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in frame.collect())
 
 
-def test_tables_of_files_are_refused_and_appended_to_if_asked(
-    job: ConnectJob, remote: SparkSession
-) -> None:
+def test_tables_of_files_are_appended_to_if_asked(job: ConnectJob, remote: SparkSession) -> None:
     job.source.add(ROWS[0])
     writer = job.stream().writeStream.option("checkpointLocation", str(job.folder / "query"))
     with pytest.raises(UsageError, match="cannot be written exactly once"):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.spark.connect.jobs import ConnectJob
 from tests.spark.connect.server import ConnectServer
 from tests.spark.connect.sessions import connected
 from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsModel
-from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
+from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, until, workers_get_by_value
 
 from statelog.demo.process import processes_of_session
 from statelog.runtime.fail_points import VARIABLE
@@ -35,13 +34,6 @@ BATCHES = 6
 def input_of(seed: int) -> list[list[tuple[int, int]]]:
     rng = random.Random(seed)
     return [[(rng.randrange(9), rng.randrange(100)) for _ in range(20)] for _ in range(BATCHES)]
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)
 
 
 def job_in(folder: Path, session: Any, processor: Totals) -> ConnectJob:

@@ -62,9 +62,7 @@ def on_both(
 
 
 @pytest.mark.parametrize("pandas", [False, True])
-def test_state_of_every_kind_with_initial_state(
-    remote: SparkSession, tmp_path: Path, pandas: bool
-) -> None:
+def test_every_kind_with_initial_state(remote: SparkSession, tmp_path: Path, pandas: bool) -> None:
     source = BatchSource(remote, tmp_path / "in", INPUT)
     source.add([("0", 123, "1"), ("0", 46, "1"), ("1", 146, "2"), ("1", 346, "2")])
     source.add([("0", 67, "1"), ("3", 12, "2")])
@@ -86,9 +84,7 @@ def test_state_of_every_kind_with_initial_state(
     assert [2, 2] == [len(rows) for rows in batches]
 
 
-def test_timers_wait_for_data_where_batches_without_data_are_switched_off(
-    remote: SparkSession, tmp_path: Path
-) -> None:
+def test_timers_wait_without_batches_without_data(remote: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(remote, tmp_path / "in", INPUT)
     source.add([("0", 123, "x"), ("0", 46, "x"), ("1", 146, "x")])
     source.add([("0", 67, "x"), ("3", 12, "x")])

@@ -1,8 +1,6 @@
 """Time on a Connect session: event time against Spark's own operator, and timers without data."""
 
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +20,13 @@ from tests.spark.event_times import (
 )
 from tests.spark.idle_alarms import INPUT, Alarm
 from tests.spark.idle_alarms import OUTPUT as ALARMS
-from tests.spark.streams import ROCKSDB, TIMEOUT_SECONDS, BatchSource, workers_get_by_value
+from tests.spark.streams import ROCKSDB, TIMEOUT_SECONDS, BatchSource, until, workers_get_by_value
 from tests.spark.versions import row_operator
 
 workers_get_by_value(__name__)
 
 IN_PARTS = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.2)
-    return found
 
 
 class FailsOnce:
@@ -54,9 +44,7 @@ class FailsOnce:
         self.sink(frame, batch_id)
 
 
-def test_event_time_is_sparks_over_a_failure_and_other_numbers_of_tasks(
-    remote: SparkSession, tmp_path: Path
-) -> None:
+def test_event_time_is_sparks_after_a_failure(remote: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(SEED)
     source = EventTimes(remote, tmp_path / "in", SCHEMA)
     options = {"timeMode": "EventTime", "noDataBatches": False}

@@ -23,12 +23,7 @@ from statelog.checkpoint.retained import Tag, TagKind
 from statelog.checkpoint.tags import put_tag
 from statelog.format.checkpoint_metadata import rewrite_metadata
 from statelog.format.checkpoint_record import ClaimRecord
-from statelog.model import (
-    OBJECTS_PROPERTY,
-    CompletedCheckpoint,
-    FileStateHandle,
-    HandleAndOffset,
-)
+from statelog.model import OBJECTS_PROPERTY, CompletedCheckpoint, FileStateHandle, HandleAndOffset
 from statelog.store import ObjectStore, open_store
 from statelog.store.fork_parents import ParentReference
 
@@ -57,14 +52,7 @@ class Forgery:
 
 
 class Forger:
-    """
-    Makes the templates in a folder with a victim.
-
-    Args:
-        folder: Where `victim`, `case`, `out`, `tmp` and `templates` are.
-        port: A port of this machine on which a test listens.
-        only: The templates to make; all by default.
-    """
+    """Makes the templates in a folder with a victim."""
 
     def __init__(self, folder: Path, port: int, only: Collection[str] | None = None) -> None:
         self.only = only
@@ -89,7 +77,6 @@ class Forger:
         )
 
     def make(self) -> list[Forgery]:
-        """Return all forgeries."""
         self._recordings()
         self._names()
         self._parents()

@@ -31,10 +31,9 @@ def forge_recordings(store: ObjectStore, **changes: Any) -> None:
     for stored in list_recordings(store):
         tasks = read_recording(store, stored)
         put_recording(
-            store, stored.path, [msgspec.structs.replace(one, **changes) for one in tasks]
+            store, stored.path, [msgspec.structs.replace(task, **changes) for task in tasks]
         )
 
 
 def put_recording(store: ObjectStore, path: str, tasks: list[TaskRecording]) -> None:
-    """Write a recording."""
-    store.put(path, encode_file([encode_recording(one) for one in tasks]))
+    store.put(path, encode_file([encode_recording(task) for task in tasks]))

@@ -78,9 +78,6 @@ class Interpreter(StatefulProcessor):
     Does what the rows say, and yields what it saw.
 
     A key that ends in 9 does not read its rows.
-
-    Args:
-        has_ttl: Whether some states have a time to live.
     """
 
     def __init__(self, has_ttl: bool = True) -> None:
@@ -212,15 +209,7 @@ def timer(rng: random.Random, has_ttl: bool) -> int:
 def batch_of(
     rng: random.Random, number: int, keys: int, has_ttl: bool = True
 ) -> list[tuple[Any, ...]]:
-    """
-    Return the rows of one micro-batch.
-
-    Args:
-        rng: Decides.
-        number: The micro-batch; its times lie around `number * SECONDS_PER_BATCH` seconds.
-        keys: How many keys there are; most of them have rows.
-        has_ttl: Whether states may have a time to live: processing time, not event time.
-    """
+    """Return the rows of one micro-batch."""
     now = number * SECONDS_PER_BATCH
     return [
         (

@@ -197,7 +197,9 @@ class RecordedJob:
             checkpoint_id=self.coordinator.next_checkpoint_id,
             base_id=own,
             restore_id=own,
-            committed=tuple(one.state_handle_id for one in handles if one.checkpoint_id == own),
+            committed=tuple(
+                handle.state_handle_id for handle in handles if handle.checkpoint_id == own
+            ),
             ranges=ranges,
             snapshots={},
             inline_bytes=self.inline_bytes,
@@ -274,9 +276,7 @@ class RecordedJob:
         record = BatchRecord(
             operators=(
                 OperatorRecord(
-                    operator_id=self.operator_id,
-                    schema=self.schema.to_json(),
-                    state_entries=0,
+                    operator_id=self.operator_id, schema=self.schema.to_json(), state_entries=0
                 ),
             ),
             query_id="q",

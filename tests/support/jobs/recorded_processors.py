@@ -63,7 +63,7 @@ class Steps(StatefulProcessor):
             + (short[0] if short else 0)
             + sum(one[0] for one in self.items.get())
             + sum(one[0] for one in self.recent.get())
-            + sum(one[0] for one in self.counts.values())
+            + sum(count[0] for count in self.counts.values())
             + len(list(self.seen.keys()))
         )
 

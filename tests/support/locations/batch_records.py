@@ -15,7 +15,6 @@ _OF_OPERATOR = {field.name for field in msgspec.structs.fields(OperatorRecord)}
 
 
 def one_operator(**values: Any) -> BatchRecord:
-    """Return a record; values that are left out are 0, and those of the operator may be given."""
     entries = values.get("state_entries", 0)
     figures = {name: values.pop(name) for name in [*values] if name in _FIGURES}
     own = {name: values.pop(name) for name in [*values] if name in _OF_OPERATOR}

@@ -67,7 +67,9 @@ def _handle(key_groups, file, entries, sets, checkpoint_id):
     size = sum(len(value) for changes in sets for _, value in changes)
     return ChangelogStateHandle(
         key_groups,
-        tuple(HandleAndOffset(file, one.offset, one.size_bytes, one.crc32c) for one in entries),
+        tuple(
+            HandleAndOffset(file, entry.offset, entry.size_bytes, entry.crc32c) for entry in entries
+        ),
         size,
         size,
         f"handle-{next(names)}",
@@ -124,28 +126,28 @@ def started(store: ObjectStore, owner: str = "a", **options: object) -> Checkpoi
 
 
 def run_checkpoint(
-    one: CheckpointCoordinator,
+    owner: CheckpointCoordinator,
     checkpoint_id: int,
     snapshots: Sequence[TaskStateSnapshot],
     **more: object,
 ):
-    one.trigger(checkpoint_id, [snapshot.key_group_range for snapshot in snapshots])
+    owner.trigger(checkpoint_id, [snapshot.key_group_range for snapshot in snapshots])
     for snapshot in snapshots:
-        one.acknowledge(checkpoint_id, snapshot)
-    return one.complete(checkpoint_id, properties=more.pop("properties", {}), **more)
+        owner.acknowledge(checkpoint_id, snapshot)
+    return owner.complete(checkpoint_id, properties=more.pop("properties", {}), **more)
 
 
-def small_checkpoint(one: CheckpointCoordinator, checkpoint_id: int, **more: object):
+def small_checkpoint(owner: CheckpointCoordinator, checkpoint_id: int, **more: object):
     """Complete a checkpoint of one task with one inline change per key group pair."""
     key_groups = KeyGroupRange(0, 7)
     changes = [(k, f"{checkpoint_id}/{k}".encode()) for k in (0, 3, 7)]
     snapshot = TaskStateSnapshot(key_groups, log_inline(key_groups, [changes]))
-    return run_checkpoint(one, checkpoint_id, [snapshot], **more)
+    return run_checkpoint(owner, checkpoint_id, [snapshot], **more)
 
 
 def checkpoint_ids(store: ObjectStore) -> list[int]:
     """Return the entries that are checkpoints, ascending; the other ones are claims."""
-    return [one for one in present_ids(store) if not may_be_claim(store, one)]
+    return [number for number in present_ids(store) if not may_be_claim(store, number)]
 
 
 def memory_url() -> str:

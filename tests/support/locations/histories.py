@@ -93,9 +93,9 @@ class Model:
         rows: Rows = {}
         for key, entries in self.entries.get(name, {}).items():
             live = [
-                one
-                for one in entries
-                if now_ms is None or one.expires_at_ms is None or one.expires_at_ms > now_ms
+                entry
+                for entry in entries
+                if now_ms is None or entry.expires_at_ms is None or entry.expires_at_ms > now_ms
             ]
             is_list = NAMES[name] is StateKind.LIST
             for at, one in enumerate(live):
@@ -105,8 +105,8 @@ class Model:
 
     def evolve(self, new: OperatorStateSchema, now_ms: int) -> None:
         """Carry the entries over to the schema that a restart continues with."""
-        olds = {one.identity: one for one in self.schema.states if not one.dropped}
-        news = {one.identity: one for one in new.states if not one.dropped}
+        olds = {state.identity: state for state in self.schema.states if not state.dropped}
+        news = {state.identity: state for state in new.states if not state.dropped}
         for identity, old in olds.items():
             if identity not in news:
                 self.entries.pop(old.name, None)
@@ -133,15 +133,7 @@ def local(folder: Path | str) -> ObjectStore:
 
 
 class History:
-    """
-    A location that micro-batches write to.
-
-    Args:
-        seed: Decides the changes, schemas and tasks, and the names of files.
-        store: Where the location is.
-        retained: Checkpoints that can be read.
-        ids: Names files; None for names that the seed decides.
-    """
+    """A location that micro-batches write to."""
 
     def __init__(
         self, seed: int | str, store: ObjectStore, retained: int = 3, ids: IdSource | None = None
@@ -212,7 +204,7 @@ class History:
         stored = self.model.schema
         dropped = {self.rng.choice([*NAMES, *[""] * 5])}
         present = tuple(self.descriptor(name) for name in NAMES if name not in dropped)
-        timers = tuple(one for one in stored.states if one.kind is StateKind.TIMER)
+        timers = tuple(state for state in stored.states if state.kind is StateKind.TIMER)
         deleted = frozenset(dropped - {""})
         wanted = replace(stored, states=(*present, *timers), deleted=deleted)
         new = evolve(stored, wanted, now_ms=self.now_ms)

@@ -16,14 +16,7 @@ from statelog.store import open_store
 
 
 class StoredJob(History):
-    """
-    A history whose micro-batches are those of a query with one file source.
-
-    Args:
-        seed: As for `History`.
-        root: The state is in its folder `state`, the checkpointLocation in `query`.
-        retained: Checkpoints that can be read.
-    """
+    """A history whose micro-batches are those of a query with one file source."""
 
     def __init__(self, seed: int | str, root: Path, retained: int = 3) -> None:
         super().__init__(

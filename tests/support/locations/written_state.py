@@ -28,14 +28,7 @@ States = Mapping[tuple[Any, ...], Mapping[str, Any]]
 
 
 class WrittenState:
-    """
-    The state of one operator, of which each commit changes some keys.
-
-    Args:
-        location: An empty folder.
-        schema: Key and variables.
-        retained: Checkpoints that can be read.
-    """
+    """The state of one operator, of which each commit changes some keys."""
 
     def __init__(self, location: Path, schema: OperatorStateSchema, retained: int = 3) -> None:
         self.location = str(location)

@@ -12,13 +12,7 @@ LIMIT_S = 15
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """
-    Return what became of *work* in a forked child.
-
-    Returns:
-        "worked: ..." with its result, "refused: ..." with the message of a `StoreError`, the text of
-        another error, or "hung" for a child that was killed after `LIMIT_S`.
-    """
+    """Return what became of *work* in a forked child."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

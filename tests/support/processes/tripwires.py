@@ -148,7 +148,7 @@ class AuditHook:
 
 def is_below(path: str, folders: tuple[str, ...]) -> bool:
     """Return whether a path is one of some files, or in one of some folders."""
-    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in folders)
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 class Victim:

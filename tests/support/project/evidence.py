@@ -114,14 +114,6 @@ def campaign(
     Record what the block does; write the record when the block ends.
 
     The same name and case in one process continue the same record.
-
-    Args:
-        name: Name of the campaign.
-        case: Which of its cases.
-        seeds: The seeds of the block, ascending.
-        simulated: Whether store, time and processes are simulated.
-        servers: The stores.
-        spark: Whether Spark runs.
     """
     record = Record(name, case)
     if is_on():

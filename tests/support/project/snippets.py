@@ -69,7 +69,6 @@ def pages() -> list[Path]:
 
 
 def blocks(path: Path) -> list[Block]:
-    """Return the blocks of a page."""
     found: list[Block] = []
     page = path.relative_to(ROOT).as_posix()
     opened: tuple[int, str, int] | None = None
@@ -104,15 +103,7 @@ def pages_to_run(*, with_spark: bool) -> list[str]:
 
 
 def run_page(page: str, folder: Path, names: dict[str, object]) -> None:
-    """
-    Run the blocks of a page in order.
-
-    Args:
-        page: Its path in the repository.
-        folder: Takes the place of `/tmp` and of the bucket `s3://bucket`.
-        names: The namespace; the blocks add to it. `wait_for_batches(query)` in it takes the place
-            of a wait for the end of a query that has none.
-    """
+    """Run the blocks of a page in order."""
     for block in blocks(ROOT / page):
         if not block.runs:
             continue
@@ -133,7 +124,7 @@ def commands(text: str) -> list[list[str]]:
     if any(line.startswith("$ ") for line in lines):
         lines = [line for line in lines if line.startswith("$ ")]
     words = (shlex.split(line.removeprefix("$ "), comments=True) for line in lines)
-    return [each for each in words if each]
+    return [word for word in words if word]
 
 
 def call(arguments: list[str]) -> None:

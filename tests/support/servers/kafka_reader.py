@@ -32,7 +32,6 @@ class Batch:
 
 
 def make_topic(broker: str, topic: str) -> None:
-    """Create a topic of one partition."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": broker})

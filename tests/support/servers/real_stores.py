@@ -90,8 +90,6 @@ def _wait_until_it_stores(server: S3Server) -> None:
 
 @dataclass(frozen=True)
 class AzureServer:
-    """A running Azurite."""
-
     endpoint: str
 
     @property

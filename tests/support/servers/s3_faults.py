@@ -170,7 +170,9 @@ class S3Proxy:
         self._thread.join(60)
 
     def count(self, method: str, part: str = "") -> int:
-        return sum(each.method == method and part in each.path for each in self.exchanges)
+        return sum(
+            exchange.method == method and part in exchange.path for exchange in self.exchanges
+        )
 
 
 class _Server(http.server.ThreadingHTTPServer):

@@ -18,12 +18,7 @@ from werkzeug.serving import run_simple
 
 
 class AtomicPuts:
-    """
-    A WSGI application that answers one PUT after another.
-
-    Args:
-        application: Answers the requests.
-    """
+    """A WSGI application that answers one PUT after another."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -38,7 +33,6 @@ class AtomicPuts:
 
 
 def main(port: int) -> None:
-    """Serve until the process is ended."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     application = AtomicPuts(DomainDispatcherApplication(create_backend_app))
     run_simple("127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler)

@@ -22,8 +22,6 @@ KEY, SECRET = "test-access-key", "test-secret-key"
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running S3 server."""
-
     endpoint: str
     pid: int
 
@@ -82,7 +80,6 @@ def moto_server(environment: Mapping[str, str] | None = None) -> Iterator[S3Serv
 
 @contextmanager
 def running_server(command, environment: Mapping[str, str] | None = None) -> Iterator[S3Server]:
-    """Run `command(port)` until the block ends."""
     port = free_port()
     process = subprocess.Popen(
         command(port),

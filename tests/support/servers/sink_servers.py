@@ -115,11 +115,7 @@ def _unprivileged() -> str | None:
 
 @contextmanager
 def _running(
-    command: Sequence[str],
-    port: int,
-    *,
-    folder: str,
-    user: str | None = None,
+    command: Sequence[str], port: int, *, folder: str, user: str | None = None
 ) -> Iterator[int]:
     """Run a server until the block ends; give its process id."""
     process = subprocess.Popen(

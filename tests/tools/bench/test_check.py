@@ -1,6 +1,5 @@
 """The check against the last page: what is a regression, and what the command says and returns."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +8,6 @@ import pytest
 from bench.harness import check
 from bench.harness.figures import Ratio
 from bench.harness.results import ROOT, write
-from hypothesis import given
-from hypothesis import strategies as st
-
-RATIOS = st.builds(
-    Ratio,
-    st.floats(0.01, 1e4),
-    st.floats(0, 2),
-    st.booleans(),
-)
 
 
 def found(before: Ratio, after: Ratio) -> list[str]:
@@ -41,31 +31,6 @@ def found(before: Ratio, after: Ratio) -> list[str]:
 )
 def test_a_regression_exceeds_the_tolerance(before: Ratio, after: Ratio, worse: bool) -> None:
     assert worse == bool(found(before, after))
-
-
-def test_a_regression_is_named_with_both_ratios() -> None:
-    (sentence,) = check.regressions({"a to b": Ratio(9.7, 0.05)}, {"a to b": Ratio(4.0, 0.05)})
-    assert "a to b: 4.00x, was 9.70x on the last page (tolerance 10%)" == sentence
-
-
-@given(RATIOS)
-def test_the_same_ratio_is_never_a_regression(ratio: Ratio) -> None:
-    assert [] == found(ratio, ratio)
-
-
-@given(RATIOS, RATIOS)
-def test_of_two_different_ratios_at_most_one_order_is_a_regression(one: Ratio, two: Ratio) -> None:
-    two = Ratio(two.value, two.spread, one.higher_is_better)
-    assert not (found(one, two) and found(two, one))
-
-
-@given(st.dictionaries(st.text(max_size=5), RATIOS))
-def test_ratios_are_stored_and_read_back(ratios: dict[str, Ratio]) -> None:
-    stored = check.from_json(json.loads(json.dumps(check.to_json(ratios))))
-    assert ratios.keys() == stored.keys()
-    for name, one in ratios.items():
-        assert one.higher_is_better == stored[name].higher_is_better
-        assert abs(one.value - stored[name].value) <= 5e-5
 
 
 def test_what_the_results_no_longer_have_is_listed() -> None:

@@ -1,7 +1,6 @@
 """The benchmark pages: made of JSON only, complete, and with figures that can be read as text."""
 
 import re
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,11 @@ import pytest
 from bench.harness import page
 from bench.harness.blocks import BLOCKS, Source, ratios
 from bench.harness.blocks.peers import BESIDE, PEERS
-from bench.harness.blocks.source import number, size, times
 from bench.harness.figures import Ratio
-from bench.harness.plots import Axis, Bar, Curve, bars, curves, short
 from bench.harness.results import write
 from bench.run import BENCHMARKS
 from tests.house.sources import ROOT
 
-SVG = "{http://www.w3.org/2000/svg}"
 RESULTS = ROOT / "bench" / "results"
 MEASURED = re.compile(r"\b\d[\d,.]*\s?(?:x|ms|MiB|events/s|M/s|µs)\b")
 
@@ -125,21 +121,6 @@ def test_each_block_of_stored_results_has_a_table(name: str) -> None:
     assert BLOCKS[name](Source(RESULTS)).startswith("| ")
 
 
-def test_figures_can_be_read_as_text(folder: Path) -> None:
-    source = Source(folder)
-    for name in COMMON:
-        made = BLOCKS[name](source)
-        for alt in re.findall(r"!\[([^\]]*)\]", made):
-            assert re.search(r"\d", alt), f"{name}: the text beside a figure has no figure"
-    assert {"peers-100k", "queries", "curve-keys", "many-batches"} <= source.figures.keys()
-    for svg in source.figures.values():
-        root = ET.fromstring(svg)
-        title, said = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
-        assert title is not None and title.text
-        assert said is not None and re.search(r"\d", said.text or "")
-        assert "prefers-color-scheme:dark" in svg
-
-
 def test_a_figure_on_the_page_is_that_of_the_json(folder: Path) -> None:
     before = BLOCKS["peers-100k"](Source(folder))
     assert (
@@ -194,72 +175,6 @@ def test_the_page_has_no_figures_that_are_written_by_hand() -> None:
     text = page.without_blocks(page.PAGES[0].read_text(encoding="utf-8"))
     assert [] == MEASURED.findall(text)
     assert ["9.7x"] == MEASURED.findall("it is 9.7x as fast")
-
-
-def test_the_text_beside_the_first_figure_is_replaced() -> None:
-    text = "![old](docs/images/throughput.svg) ![b](c.svg) ![x](images/throughput.svg)"
-    assert (
-        "![new](docs/images/throughput.svg) ![b](c.svg) ![new](images/throughput.svg)"
-        == page.with_chart(text, "new")
-    )
-
-
-def test_bars_and_curves_are_inside_of_their_figure() -> None:
-    drawn = bars("t", [Bar("a & b", 5, "5"), Bar("none", 0, "0")])
-    assert "a &amp; b" in drawn
-    widths = [
-        int(one) for one in re.findall(r'<rect class="c0" x="16" y="\d+" width="(\d+)"', drawn)
-    ]
-    assert [300, 1] == widths
-    line = Curve("line", [(50, 10), (2_000_000, 900_000)], 1)
-    svg = curves("t", Axis("x"), Axis("y"), [line])
-    (points,) = re.findall(r'<polyline class="line c1" points="([^"]*)"', svg)
-    for pair in points.split():
-        across, down = map(float, pair.split(","))
-        assert 70 <= across <= 740 and 44 <= down <= 304
-
-
-@pytest.mark.parametrize("values", [[1, 2], [0.3, 7, 950], [2_000_000], [1e-3, 1.0]])
-@pytest.mark.parametrize("is_log", [True, False])
-def test_the_lines_of_an_axis_enclose_its_values(values: list[float], is_log: bool) -> None:
-    axis = Axis("x", is_log)
-    ticks = axis.ticks(values)
-    assert 2 <= len(ticks) <= 9
-    places = [axis.place(one, ticks) for one in values]
-    assert all(0 <= one <= 1 for one in places)
-    assert places == sorted(places)
-
-
-@pytest.mark.parametrize(
-    ("made", "text"),
-    [
-        (number(1234567.8), "1,234,568"),
-        (number(99.94), "99.9"),
-        (number(40), "40"),
-        (number(0.333), "0.33"),
-        (times(9.66), "9.7x"),
-        (times(1.1), "1.10x"),
-        (size(10**13), "10 TB"),
-        (size(999), "999 B"),
-        (short(1_500_000), "1.5M"),
-    ],
-)
-def test_figures_have_the_digits_that_count(made: str, text: str) -> None:
-    assert text == made
-
-
-def test_ways_are_compared_with_the_floor_and_show_their_state_work(tmp_path: Path) -> None:
-    ways = {
-        "floor": batches(200) | {"title": "floor"},
-        "statelog-direct": batches(250, state_work=0.021) | {"title": "rows"},
-    }
-    write(tmp_path / "peers-50.json", document("peers-50", ways, events=50))
-    made = page.filled("<!-- bench:peers-50 -->\n<!-- /bench -->\n", "images", Source(tmp_path))
-    rows = [line.split(" | ") for line in made.splitlines() if line.startswith("| ")]
-    heads = [cell.strip("| ") for cell in rows[0]]
-    cells = [cell.strip("| ") for cell in rows[-1]]
-    assert "1.25x" == cells[heads.index("of the floor")]
-    assert "2.1 %" == cells[heads.index("state work")]
 
 
 def test_the_cost_of_encryption_has_the_range_of_the_rounds(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.harness.figures import Ratio, Spread, faster, growth, rate
-from bench.harness.results import Results, in_turns, read, write
+from bench.harness.figures import Ratio, faster, growth, rate
+from bench.harness.results import Results, in_turns, read
 
 
 def results(path: Path, *, resume: bool = False, events: int = 10) -> Results:
@@ -34,13 +34,6 @@ def test_a_second_measurement_replaces_its_parts_and_keeps_the_others(tmp_path: 
     second.add("own", {"n": 2})
     parts = read(path)["parts"]
     assert ([{"n": 1}], [{"n": 2}]) == (parts["spark"]["runs"], parts["own"]["runs"])
-
-
-def test_other_arguments_drop_all_parts(tmp_path: Path) -> None:
-    path = tmp_path / "peers.json"
-    results(path).add("spark", {"n": 1})
-    results(path, events=20).add("own", {"n": 2})
-    assert ["own"] == [*read(path)["parts"]]
 
 
 def test_a_resumed_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -84,26 +77,6 @@ def test_a_part_that_fails_twice_does_not_stop_the_others(tmp_path: Path) -> Non
     assert 2 == len(own.runs("once"))
     assert ("OSError: no worker", []) == (own.parts["always"]["failed"], own.runs("always"))
     assert 2 == calls.count("always")
-
-
-def test_a_part_that_was_left_out_says_why(tmp_path: Path) -> None:
-    path = tmp_path / "peers.json"
-    results(path).skip("columns", "not in this version", title="columns")
-    part = read(path)["parts"]["columns"]
-    assert ("not in this version", []) == (part["skipped"], part["runs"])
-
-
-def test_json_is_written_whole_and_read_back(tmp_path: Path) -> None:
-    document = {"a": [1, 2.5], "b": {"c": [{"d": []}, "é"], "e": {}}, "f": None}
-    write(tmp_path / "x" / "one.json", document)
-    assert document == read(tmp_path / "x" / "one.json")
-    assert ["one.json"] == [path.name for path in (tmp_path / "x").iterdir()]
-
-
-def test_a_spread_has_the_quartiles_and_few_samples_their_ends() -> None:
-    assert Spread(5, 3, 7, 9) == Spread.of([9, 1, 2, 3, 4, 5, 6, 7, 8])
-    assert Spread(2, 1, 3, 3) == Spread.of([3, 1, 2])
-    assert 0.4 == Spread.of([9, 1, 2, 3, 4, 5, 6, 7, 8]).relative
 
 
 def test_figures_are_made_of_all_runs_of_a_part() -> None:

@@ -142,9 +142,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Hi
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_cache_keeps_its_bound_and_leaves_nothing(
-    seed: int, tmp_path: Path, folders: list[History]
-) -> None:
+def test_the_cache_keeps_its_bound(seed: int, tmp_path: Path, folders: list[History]) -> None:
     folders.append(History(seed, tmp_path))
     folders[-1].run()
 
@@ -178,11 +176,7 @@ def space_not_reserved(self: DownloadCache) -> int:
     ],
 )
 def test_a_mutant_is_caught(
-    name: str,
-    mutant: Any,
-    tmp_path: Path,
-    folders: list[History],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, mutant: Any, tmp_path: Path, folders: list[History], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DownloadCache, name, mutant)
     for seed in range(SEEDS):

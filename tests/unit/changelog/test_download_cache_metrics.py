@@ -57,7 +57,7 @@ def test_hits_misses_evictions_and_faults_of_the_cache(tmp_path: Path) -> None:
         }
 
 
-def test_files_nobody_uses_go_and_are_counted(tmp_path: Path) -> None:
+def test_unused_files_are_removed_and_counted(tmp_path: Path) -> None:
     options = cl.ChangelogOptions(download_local_cache_idle_timeout=dt.timedelta(milliseconds=30))
     with cl.FsStateChangelogStorage(
         ScriptedStore(), options=options, job_id="job", cache_directories=[tmp_path]
@@ -71,7 +71,7 @@ def test_files_nobody_uses_go_and_are_counted(tmp_path: Path) -> None:
         assert 0 == storage.metrics.snapshot()["download_cache_bytes"]
 
 
-def test_what_local_copies_were_worth(tmp_path: Path) -> None:
+def test_hits_and_misses_of_local_copies_are_counted(tmp_path: Path) -> None:
     config = cl.LocalRecoveryConfig((str(tmp_path),))
     with cl.FsStateChangelogStorage(
         ScriptedStore(), job_id="job", local_recovery=config

@@ -83,9 +83,7 @@ def test_the_copy_has_the_bytes_and_the_name_of_the_remote_file(
     assert local == cl.ChangelogStateHandle.from_json(local.to_json())
 
 
-def test_a_restore_takes_the_copy_and_says_so(
-    storage: cl.FsStateChangelogStorage, store: ScriptedStore
-) -> None:
+def test_a_restore_takes_copies(storage: cl.FsStateChangelogStorage, store: ScriptedStore) -> None:
     result = persisted(storage.create_writer("operator", ALL), b"one", b"two")
     store.objects.clear()
     report = cl.ReadReport()
@@ -140,10 +138,7 @@ def test_the_copy_of_another_handle_is_not_taken(storage: cl.FsStateChangelogSto
     writer = storage.create_writer("operator", ALL)
     result = persisted(writer, b"one")
     other = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
-    for foreign in (
-        local_of(other),
-        replace(local_of(result), handles_and_offsets=()),
-    ):
+    for foreign in (local_of(other), replace(local_of(result), handles_and_offsets=())):
         report = cl.ReadReport()
         changes = storage.read(handle_of(result), local=foreign, report=report)
         assert [b"one"] == values_of(changes)
@@ -181,9 +176,6 @@ def test_backup_and_recovery_are_separate_switches(store: ScriptedStore, tmp_pat
         assert (1, 0) == (report.local_files, report.remote_files)
         assert persisted(storage.create_writer("operator", ALL), b"two").task_local is None
         assert storage.registry.copies is None
-
-
-# --- H8: a local fault fails nothing --------------------------------------------------------------
 
 
 def below_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +290,6 @@ def test_h8_copies_that_cannot_keep_up_are_left_out(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-# --- H6, H7: what loses takes its copy with it ----------------------------------------------------
-
-
 def test_h7_a_failed_upload_leaves_no_copy(
     storage: cl.FsStateChangelogStorage, store: ScriptedStore
 ) -> None:
@@ -346,76 +335,7 @@ def test_h6_a_late_loser_loses_its_copy_too(tmp_path: Path) -> None:
     pool.close(5)
 
 
-# --- H9, and the life of a copy -------------------------------------------------------------------
-
-
-def drained(storage: cl.FsStateChangelogStorage) -> None:
-    """Wait for the deletions under way."""
-    storage.registry.close()
-    runtime = storage._runtime
-    with runtime.lock:
-        copies = storage.registry.copies
-        assert copies is not None
-        assert runtime.lock.wait_for(lambda: copies._deleting == 0, 5)
-
-
-def test_h9_an_abort_leaves_the_copies_of_the_last_good_checkpoint(
-    storage: cl.FsStateChangelogStorage, store: ScriptedStore
-) -> None:
-    writer = storage.create_writer("operator", ALL)
-    first = persisted(writer, b"one")
-    writer.confirm(sqn(0), sqn(1), 1)
-    persisted(writer, b"two", checkpoint_id=2)
-    persisted(writer, b"three", checkpoint_id=3)
-    writer.reset(sqn(0), sqn(2), 2)
-    writer.reset(sqn(0), sqn(3), 3)
-    again = persisted(writer, checkpoint_id=4)
-    drained(storage)
-    store.objects.clear()
-    for result, expected in ((first, [b"one"]), (again, [b"one", b"two", b"three"])):
-        assert expected == values_of(storage.read(handle_of(result), local=local_of(result)))
-
-
-def test_h9_the_last_good_copy_outlives_truncation_and_abort(
-    storage: cl.FsStateChangelogStorage,
-) -> None:
-    writer = storage.create_writer("operator", ALL)
-    first = persisted(writer, b"one")
-    second = persisted(writer, b"two", checkpoint_id=2)  # in flight with the first
-    writer.confirm(sqn(0), sqn(1), 1)
-    writer.reset(sqn(0), sqn(2), 2)
-    writer.truncate(sqn(2))
-    drained(storage)
-    assert path_of(local_of(first)).exists()
-    assert not path_of(local_of(second), 1).exists(), (
-        "the aborted one's own file is gone everywhere"
-    )
-    third = persisted(writer, b"three", from_sqn=2, checkpoint_id=3)
-    writer.confirm(sqn(2), sqn(3), 3)
-    drained(storage)
-    assert not path_of(local_of(first)).exists()
-    assert path_of(local_of(third)).exists()
-
-
-def test_a_confirmed_checkpoint_frees_what_only_older_ones_used(
-    storage: cl.FsStateChangelogStorage,
-) -> None:
-    writer = storage.create_writer("operator", ALL)
-    first = persisted(writer, b"one")
-    writer.confirm(sqn(0), sqn(1), 1)
-    second = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
-    writer.truncate(sqn(1))
-    drained(storage)
-    assert path_of(local_of(first)).exists(), "a restore would still begin at 1"
-    writer.confirm(sqn(1), sqn(2), 2)
-    drained(storage)
-    assert not path_of(local_of(first)).exists()
-    assert path_of(local_of(second)).exists()
-
-
-def test_the_close_keeps_the_copies_that_a_restore_may_want(
-    store: ScriptedStore, config: cl.LocalRecoveryConfig
-) -> None:
+def test_a_close_keeps_useful_copies(store: ScriptedStore, config: cl.LocalRecoveryConfig) -> None:
     with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
         writer = storage.create_writer("operator", ALL)
         result = persisted(writer, b"one")
@@ -428,18 +348,6 @@ def test_the_close_keeps_the_copies_that_a_restore_may_want(
     with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
         changes = storage.read(handle_of(result), local=local_of(result))
         assert [b"one"] == values_of(changes)
-
-
-def test_threads_of_the_copies_end_with_the_storage(
-    store: ScriptedStore, config: cl.LocalRecoveryConfig
-) -> None:
-    with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
-        persisted(storage.create_writer("operator", ALL), b"one")
-        assert any(each.name.startswith("statelog-local") for each in threading.enumerate())
-    assert not any(each.name.startswith("statelog-local") for each in threading.enumerate())
-
-
-# --- the configuration ----------------------------------------------------------------------------
 
 
 def test_the_configuration_understands_flinks_keys(tmp_path: Path) -> None:
@@ -463,7 +371,7 @@ def test_the_configuration_understands_flinks_keys(tmp_path: Path) -> None:
         cl.LocalRecoveryConfig("one text")  # type: ignore[arg-type]
 
 
-def test_a_job_has_one_of_the_directories_for_ever() -> None:
+def test_a_job_always_has_the_same_directory() -> None:
     config = cl.LocalRecoveryConfig(("/a", "/b", "/c"))
     # As Flink: JobID.hashCode() is the exclusive-or of the id's four words, text hashes as in Java.
     assert "/b/jid_00000000000000000000000000000001/taskowned" == config.folder_of("0" * 31 + "1")
@@ -494,23 +402,6 @@ def test_the_copies_of_a_job_can_be_discarded(
     assert 1 == cl.discard_local_copies(config, "job", keep=[local_of(second)])
     assert [b"one"] == values_of(storage.read(handle_of(first), local=local_of(first)))
     assert 1 == cl.discard_local_copies(config, "job")
-
-
-def test_readers_in_threads_share_the_copies(storage: cl.FsStateChangelogStorage) -> None:
-    result = persisted(storage.create_writer("operator", ALL), *[b"%03d" % i for i in range(50)])
-    outcomes: list[tuple[list[bytes], int]] = []
-
-    def read() -> None:
-        report = cl.ReadReport()
-        changes = storage.read(handle_of(result), local=local_of(result), report=report)
-        outcomes.append((values_of(changes), report.remote_files))
-
-    threads = [threading.Thread(target=read) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [([b"%03d" % i for i in range(50)], 0)] * 6 == outcomes
 
 
 def test_a_copy_that_a_truncation_has_taken_is_not_given_out() -> None:

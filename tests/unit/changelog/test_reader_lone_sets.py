@@ -4,11 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from tests.support.changelogs import ALL
 
 from statelog.changelog.reader import read_changes
-from statelog.errors import ObjectNotFoundError
 from statelog.format.segment import SegmentWriter
 from statelog.format.trailer import SetEntry
 from statelog.model import ChangeBatch, ChangelogStateHandle, FileStateHandle, HandleAndOffset
@@ -32,9 +30,3 @@ def test_a_set_behind_the_end_of_its_framed_file_is_read(tmp_path: Path) -> None
     assert entries[1].offset > store.head("dstl/framed").size_bytes
     file = FileStateHandle("dstl/framed", segment.payload_size)
     assert [(3, values[1])] == list(read_changes(store, lone_set(file, entries[1])))
-
-
-def test_a_missing_file_is_missing(tmp_path: Path) -> None:
-    file = FileStateHandle("dstl/gone", 100_000)
-    with pytest.raises(ObjectNotFoundError, match="belongs to another store"):
-        list(read_changes(open_store(str(tmp_path)), lone_set(file, SetEntry(0, 10, 1))))

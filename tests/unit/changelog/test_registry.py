@@ -2,14 +2,13 @@
 
 import random
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 from tests.support.changelogs import ScriptedStore
 from tests.support.simulated_runtime import EventQueue, ImmediatePool, SimulatedLock
 
 from statelog.changelog.local_registry import LocalChangelogRegistry, LocalFiles
-from statelog.changelog.registry import FileOwner, TaskChangelogRegistry, _File
+from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.errors import InvariantError, UsageError, check
 from statelog.model import FileStateHandle
 from statelog.runtime.clock import RandomIds, SystemClock
@@ -52,51 +51,6 @@ class Files(ScriptedStore, LocalFiles):
 
 def handle(path: str) -> FileStateHandle:
     return FileStateHandle(path, 1)
-
-
-@pytest.fixture
-def disk() -> Files:
-    return Files()
-
-
-@pytest.fixture
-def copies(disk: Files) -> LocalChangelogRegistry:
-    return LocalChangelogRegistry(disk=disk, runtime=runtime())
-
-
-def use(copies: LocalChangelogRegistry, disk: Files, path: str, *checkpoints: int) -> None:
-    disk.names.add(path)
-    for checkpoint in checkpoints:
-        copies.register(handle(path), checkpoint)
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def test_the_last_release_deletes() -> None:
-    files = Files()
-    files.names |= {"a"}
-    registry = TaskChangelogRegistry(files, runtime=runtime())
-    registry.start_tracking(handle("a"), 2)
-    assert FileOwner.TASK is registry.owner(handle("a"))
-    registry.release(handle("a"))
-    registry.offer(handle("a"))
-    assert ({"a"}, FileOwner.OFFERED) == (files.names, registry.owner(handle("a")))
-    registry.release(handle("a"))
-    assert (set(), 0) == (files.names, len(registry))
-
-
-def test_a_confirmed_file_is_forgotten_but_never_deleted() -> None:
-    files = Files()
-    files.names |= {"a"}
-    registry = TaskChangelogRegistry(files, runtime=runtime())
-    registry.start_tracking(handle("a"), 2)
-    registry.stop_tracking(handle("a"))
-    registry.offer(handle("a"))
-    assert FileOwner.CHECKPOINT is registry.owner(handle("a"))
-    for _ in range(2):
-        registry.release(handle("a"))
-    assert ({"a"}, None) == (files.names, registry.owner(handle("a")))
 
 
 def test_an_untracked_file_is_deleted_only_if_it_is_in_no_result() -> None:
@@ -188,56 +142,6 @@ def test_files_are_stored_as_long_as_they_are_needed(seed: int) -> None:
     Uploads(seed).run()
 
 
-# --- local copies ---------------------------------------------------------------------------------
-
-
-def test_discarding_is_strict(copies: LocalChangelogRegistry, disk: Files) -> None:
-    for path, checkpoint in (("/a", 1), ("/b", 2), ("/c", 3)):
-        use(copies, disk, path, checkpoint)
-    for confirmed in (2, 2, 1):
-        copies.discard_up_to_checkpoint(confirmed)
-        assert {"/b", "/c"} == disk.names
-
-
-def test_h9_an_abort_takes_back_one_use_only(copies: LocalChangelogRegistry, disk: Files) -> None:
-    use(copies, disk, "/shared", 1, 2, 3)
-    use(copies, disk, "/own", 2)
-    copies.discard_up_to_checkpoint(1)
-    copies.abort(2)
-    assert {"/shared"} == disk.names
-    copies.abort(3)
-    assert {"/shared"} == disk.names, "the confirmed checkpoint uses it"
-
-
-def test_h9_an_abort_that_comes_after_the_confirmation_is_none(
-    copies: LocalChangelogRegistry, disk: Files
-) -> None:
-    use(copies, disk, "/a", 2)
-    copies.discard_up_to_checkpoint(2)
-    for late in (1, 2):
-        copies.abort(late)
-    assert {"/a"} == disk.names
-
-
-def test_what_the_log_has_stays_and_what_is_gone_remotely_goes(
-    copies: LocalChangelogRegistry, disk: Files
-) -> None:
-    for path in ("/a", "/b"):
-        copies.track(handle(path))
-        use(copies, disk, path, 1)
-    copies.abort(1)
-    assert {"/a", "/b"} == disk.names
-    copies.release("/a")
-    assert {"/b"} == disk.names
-    copies.register(handle("/b"), 2)
-    for call in (copies.drop, copies.drop, copies.release):
-        call("/b")
-        assert set() == disk.names
-    use(copies, disk, "/c", 1)
-    copies.close()
-    assert ({"/c"}, 0) == (disk.names, len(copies))
-
-
 class Job:
     """
     A log with checkpoints, as the writer and the coordinator would have it; told by a seed.
@@ -322,40 +226,8 @@ class Job:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_copies_stay_exactly_as_long_as_somebody_needs_them(seed: int) -> None:
+def test_copies_stay_as_long_as_they_are_needed(seed: int) -> None:
     Job(seed).run()
-
-
-# --- mutants --------------------------------------------------------------------------------------
-
-
-release = TaskChangelogRegistry.release
-clean_up = TaskChangelogRegistry._clean_up
-
-
-def first_release_deletes(self: TaskChangelogRegistry, file: FileStateHandle) -> None:
-    """The count of the other writers' sets is ignored (Flink before FLINK-28440)."""
-    if file.path in self._files:
-        self._files[file.path].num_sets = 1
-    release(self, file)
-
-
-def owner_ignored(self: TaskChangelogRegistry, path: str, file: _File) -> None:
-    """The last release deletes even what a checkpoint has."""
-    file.owner = FileOwner.TASK
-    clean_up(self, path, file)
-
-
-def garbage_stays(self: TaskChangelogRegistry, path: str, file: _File) -> None:
-    """Files that no set needs are not deleted."""
-
-
-def copy_outlives(self: TaskChangelogRegistry, path: str, file: _File) -> None:
-    """The copy of a deleted file is kept for the checkpoints that use it."""
-    copy, file.copy = file.copy, None
-    clean_up(self, path, file)
-    if copy is not None and self._copies is not None:
-        self._copies.release(copy)
 
 
 abort = LocalChangelogRegistry.abort
@@ -409,32 +281,28 @@ def copies_stay(self: LocalChangelogRegistry, paths: Iterable[str]) -> list[str]
     return []
 
 
-Mutant = tuple[Any, Any, str, Any]
+Mutant = tuple[str, Callable[..., object]]
 MUTANTS: list[Mutant] = [
-    (Uploads, TaskChangelogRegistry, "release", first_release_deletes),
-    (Uploads, TaskChangelogRegistry, "_clean_up", owner_ignored),
-    (Uploads, TaskChangelogRegistry, "_clean_up", garbage_stays),
-    (Uploads, TaskChangelogRegistry, "_clean_up", copy_outlives),
-    (Job, LocalChangelogRegistry, "abort", flinks_abort),
-    (Job, LocalChangelogRegistry, "abort", abort_takes_all),
-    (Job, LocalChangelogRegistry, "abort", late_aborts_count),
-    (Job, LocalChangelogRegistry, "abort", aborts_free_nothing),
-    (Job, LocalChangelogRegistry, "register", last_use_only),
-    (Job, LocalChangelogRegistry, "discard_up_to_checkpoint", lenient),
-    (Job, LocalChangelogRegistry, "_remove_unneeded", log_does_not_count),
-    (Job, LocalChangelogRegistry, "_remove_unneeded", copies_stay),
+    ("abort", flinks_abort),
+    ("abort", abort_takes_all),
+    ("abort", late_aborts_count),
+    ("abort", aborts_free_nothing),
+    ("register", last_use_only),
+    ("discard_up_to_checkpoint", lenient),
+    ("_remove_unneeded", log_does_not_count),
+    ("_remove_unneeded", copies_stay),
 ]
-"""History, class, method, and the slip that replaces it."""
+"""A method of `LocalChangelogRegistry`, and the slip that replaces it."""
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant[3].__name__)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant[1].__name__)
 def test_a_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    history, owner, name, slip = mutant
-    assert name in owner.__dict__
-    monkeypatch.setattr(owner, name, slip)
+    name, slip = mutant
+    assert name in LocalChangelogRegistry.__dict__
+    monkeypatch.setattr(LocalChangelogRegistry, name, slip)
     for seed in range(SEEDS):
         try:
-            history(seed).run()
+            Job(seed).run()
         except InvariantError:
             return
     raise AssertionError(f"{slip.__doc__} Not seen in {SEEDS} seeds")

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import pytest
 from tests.support.changelogs import ALL, HeldScheduler, ScriptedStore, handle_of, values_of
@@ -153,7 +152,10 @@ class BurstError(Exception):
     """Not an OSError."""
 
 
-@pytest.mark.parametrize("error", [BurstError("odd"), MemoryError("full"), SystemExit(1)])
+@pytest.mark.parametrize(
+    "error",
+    [BurstError("odd"), MemoryError("full"), SystemExit(1), KeyboardInterrupt(), GeneratorExit()],
+)
 def test_h5_any_kind_of_error_ends_the_upload(error: BaseException) -> None:
     store = ScriptedStore()
     store.put_errors = [error]
@@ -278,54 +280,6 @@ def test_h10_an_old_failure_poisons_neither_append_nor_persist() -> None:
         assert [b"1234", b"5678", b"9"] == values_of(storage.read(handle))
 
 
-def test_h11_truncation_never_moves_back() -> None:
-    storage, _, _ = held_storage()
-    writer = storage.create_writer("operator", ALL)
-    for _ in range(2):
-        writer.append(1, b"x")
-        writer.next_sequence_number()
-    writer.truncate(sqn(2))
-    writer.truncate(sqn(1))
-    with pytest.raises(cl.ChangesTruncatedError):
-        writer.persist(sqn(1))
-    with pytest.raises(cl.ChangesNotAppendedError):
-        writer.truncate(sqn(3))
-    storage.close()
-
-
-def test_h11_every_future_ends_when_the_writer_closes() -> None:
-    storage, _, _ = held_storage()
-    writer = storage.create_writer("operator", ALL)
-    futures: list[Future[object]] = []
-    for _ in range(3):
-        writer.append(1, b"x")
-        futures.append(writer.persist(sqn(0)))  # type: ignore[arg-type]
-    writer.close()
-    for future in futures:
-        with pytest.raises(cl.WriterClosedError):
-            future.result(0)
-    storage.close()
-
-
-def test_h11_the_incremental_size_is_that_of_all_new_sets() -> None:
-    storage, scheduler, _ = held_storage()
-    writer = storage.create_writer("operator", ALL)
-    writer.append(1, b"0123456789")
-    writer.persist(sqn(0), 1)
-    first_upload = scheduler.tasks
-    scheduler.tasks = []
-    writer.append(1, b"abc")
-    both = writer.persist(sqn(0), 2)
-    second = upload_together(storage, scheduler)
-    scheduler.tasks = first_upload
-    first = upload_together(storage, scheduler)
-    second.complete()
-    first.complete()
-    # The first checkpoint ends first and reports its ten bytes; three are new in the second.
-    assert 3 == handle_of(both.result(0)).incremental_size_bytes
-    storage.close()
-
-
 def test_h11_sets_uploaded_before_the_checkpoint_count_as_new() -> None:
     store = ScriptedStore()
     options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=4)
@@ -391,11 +345,7 @@ def test_h13_a_file_holds_the_sets_of_a_task_in_order() -> None:
         writer.next_sequence_number()
     future = writer.persist(sqn(0))
     scheduler.tasks = [
-        cl.UploadTask(
-            tuple(reversed(task.change_sets)),
-            task.complete,
-            lambda *_: None,
-        )
+        cl.UploadTask(tuple(reversed(task.change_sets)), task.complete, lambda *_: None)
         for task in scheduler.tasks
     ]
     upload_together(storage, scheduler).complete()

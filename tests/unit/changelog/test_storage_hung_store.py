@@ -75,43 +75,6 @@ def upload_threads() -> int:
     return sum(each.name.startswith("statelog-upload") for each in threading.enumerate())
 
 
-def test_a_given_up_upload_that_hangs_counts_until_it_returns() -> None:
-    store = HungStore()
-    with storage_on(store, limit=600) as storage:
-        writer = storage.create_writer("operator", ALL)
-        writer.append(1, bytes(600))
-        with pytest.raises(cl.UploadFailedError, match="timed out"):
-            writer.persist(START).result(20)
-        assert 600 == in_flight(storage)
-        with pytest.raises(cl.BackpressureTimeoutError):
-            writer.persist(START)
-        store.released.set()
-        eventually(lambda: in_flight(storage) == 0, "bytes stay in flight")
-        assert [bytes(600)] == values_of(storage.read(handle_of(writer.persist(START).result(20))))
-
-
-def test_the_winner_does_not_free_what_the_loser_holds() -> None:
-    store = HungStore()
-    given, put = store.given, ScriptedStore.put
-
-    def first_hangs(path: str, data: object) -> None:
-        given.append((path, []))
-        if len(given) == 1:
-            store.released.wait(60)
-        put(store, path, data)  # type: ignore[arg-type]
-
-    store.put = first_hangs  # type: ignore[method-assign]
-    with storage_on(store, limit=1000) as storage:
-        writer = storage.create_writer("operator", ALL)
-        writer.append(1, bytes(600))
-        handle = handle_of(writer.persist(START).result(20))
-        assert 600 == in_flight(storage)
-        store.released.set()
-        eventually(lambda: in_flight(storage) == 0, "bytes stay in flight")
-        eventually(lambda: len(store.objects) == 1, "the late file stays")
-        assert [bytes(600)] == values_of(storage.read(handle))
-
-
 def test_attempts_share_one_encoding_under_different_names() -> None:
     store = HungStore()
     with storage_on(store, limit=1000) as storage:

@@ -53,7 +53,9 @@ def singly(storage: cl.FsStateChangelogStorage, handle: cl.ChangelogStateHandle)
 
 
 def in_columns(storage: cl.FsStateChangelogStorage, handle: cl.ChangelogStateHandle) -> list[bytes]:
-    return [value for each in storage.read_batches(handle) for value in each.column(1).to_pylist()]
+    return [
+        value for batch in storage.read_batches(handle) for value in batch.column(1).to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("snappy", [False, True], ids=["plain", "snappy"])
@@ -108,9 +110,6 @@ def test_a_small_set_takes_little_memory() -> None:
         finally:
             tracemalloc.stop()
     assert (python_bytes + arrow_bytes) / 2000 < 600  # it was 1800
-
-
-# --- more sets than one framed file can name ------------------------------------------------------
 
 
 @pytest.fixture

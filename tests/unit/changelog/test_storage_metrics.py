@@ -91,7 +91,7 @@ def eventually(storage: cl.FsStateChangelogStorage, name: str, expected: float) 
         time.sleep(0.005)
 
 
-def test_a_time_out_is_no_failure_and_its_late_file_is_discarded() -> None:
+def test_a_late_file_after_a_time_out_is_discarded() -> None:
     store = GatedStore()
     options = cl.ChangelogOptions(upload_timeout=dt.timedelta(milliseconds=20))
     with cl.FsStateChangelogStorage(store, options=options) as storage:
@@ -103,7 +103,7 @@ def test_a_time_out_is_no_failure_and_its_late_file_is_discarded() -> None:
         assert 2 == storage.metrics.snapshot()["number_of_upload_requests"]
 
 
-def test_what_waits_has_an_age() -> None:
+def test_waiting_uploads_have_an_age() -> None:
     store = GatedStore()
     options = cl.ChangelogOptions(
         upload_retry_policy="none",

@@ -48,25 +48,25 @@ def without_tasks(result: cl.UploadTasksResult) -> Any:
 
 
 def without_a_set(result: cl.UploadTasksResult) -> Any:
-    tasks = [dataclasses.replace(each, results=each.results[1:]) for each in result.tasks]
+    tasks = [dataclasses.replace(task, results=task.results[1:]) for task in result.tasks]
     return dataclasses.replace(result, tasks=tuple(tasks))
 
 
 def with_a_set_twice(result: cl.UploadTasksResult) -> Any:
-    tasks = [dataclasses.replace(each, results=each.results[:1] * 2) for each in result.tasks]
+    tasks = [dataclasses.replace(task, results=task.results[:1] * 2) for task in result.tasks]
     return dataclasses.replace(result, tasks=tuple(tasks))
 
 
 def with_other_numbers(result: cl.UploadTasksResult) -> Any:
     tasks = [
         dataclasses.replace(
-            each,
+            task,
             results=tuple(
                 dataclasses.replace(one, sqn=cl.SequenceNumber(one.sqn.value + 7))
-                for one in each.results
+                for one in task.results
             ),
         )
-        for each in result.tasks
+        for task in result.tasks
     ]
     return dataclasses.replace(result, tasks=tuple(tasks))
 
@@ -76,7 +76,7 @@ def with_odd_tasks(result: cl.UploadTasksResult) -> Any:
 
 
 def with_odd_results(result: cl.UploadTasksResult) -> Any:
-    tasks = [dataclasses.replace(each, results=(None, None)) for each in result.tasks]
+    tasks = [dataclasses.replace(task, results=(None, None)) for task in result.tasks]
     return dataclasses.replace(result, tasks=tuple(tasks))
 
 
@@ -155,9 +155,7 @@ def test_a_task_that_was_answered_is_not_failed_with_the_others() -> None:
 
 
 @pytest.mark.parametrize("scheduler_of", [direct, batching])
-def test_an_uploader_that_raises_after_completing_a_task_leaves_no_other_open(
-    scheduler_of: Callable[[Wrapper], Any],
-) -> None:
+def test_a_failed_uploader_leaves_no_task_open(scheduler_of: Callable[[Wrapper], Any]) -> None:
     store = ScriptedStore()
     uploader = Wrapper(store, completed_then_raised)
     with cl.FsStateChangelogStorage(store, scheduler=scheduler_of(uploader)) as storage:
@@ -166,34 +164,12 @@ def test_an_uploader_that_raises_after_completing_a_task_leaves_no_other_open(
         assert writer.persist(START).exception(WAIT_S) is None
 
 
-@pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
-def test_whatever_an_uploader_raises_ends_the_task_and_no_thread(
-    error: type[BaseException],
-) -> None:
-    store = ScriptedStore()
-
-    def spoil(result: cl.UploadTasksResult) -> Any:
-        raise error
-
-    uploader = Wrapper(store, spoil)
-    scheduler = batching(uploader, threads=1)
-    with cl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
-        writer = storage.create_writer("operator", ALL)
-        writer.append(1, b"value")
-        with pytest.raises(cl.UploadFailedError):
-            writer.persist(START).result(WAIT_S)
-        uploader._spoil = lambda result: result
-        assert writer.persist(START).exception(WAIT_S) is None
-
-
 def small_set(log_id: int) -> cl.StateChangeSet:
     return cl.StateChangeSet(log_id, START, (), 0)
 
 
 @pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
-def test_whatever_a_callback_raises_ends_no_thread_and_no_other_callback(
-    error: type[BaseException],
-) -> None:
+def test_a_callback_that_raises_stops_no_other_callback(error: type[BaseException]) -> None:
     store = ScriptedStore()
     files = cl.StateChangeFsUploader(store, paths=LocationPaths("job"), ids=RandomIds())
     scheduler = batching(files, threads=1)
@@ -219,9 +195,7 @@ def test_whatever_a_callback_raises_ends_no_thread_and_no_other_callback(
 
 
 @pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
-def test_whatever_a_future_callback_raises_the_others_of_the_future_are_called(
-    error: type[BaseException],
-) -> None:
+def test_a_future_calls_all_callbacks_whatever_one_raises(error: type[BaseException]) -> None:
     store = ScriptedStore()
     with cl.FsStateChangelogStorage(store, runtime=one_thread()) as storage:
         writer = storage.create_writer("operator", ALL)
@@ -247,28 +221,6 @@ def ignore(*_: object) -> None:
 def one_thread() -> Runtime:
     """One upload thread: who holds it holds every upload back."""
     return system_runtime(upload_threads=1)
-
-
-@pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: error.__name__)
-def test_whatever_a_callback_raises_reaches_the_other_tasks_of_a_file(
-    error: type[BaseException],
-) -> None:
-    ended: list[str] = []
-
-    def raises(*_: object) -> None:
-        raise error
-
-    tasks = [
-        cl.UploadTask([small_set(0)], raises, raises),
-        cl.UploadTask([small_set(1)], lambda _: ended.append("last"), raises),
-    ]
-    files = cl.StateChangeFsUploader(ScriptedStore(), paths=LocationPaths("job"), ids=RandomIds())
-    result = files.upload(tasks)
-    try:
-        result.complete()
-    except BaseException as caught:
-        assert type(caught) is error  # an interrupt goes on its way, after the others
-    assert ["last"] == ended
 
 
 class LateLoser(ScriptedStore):

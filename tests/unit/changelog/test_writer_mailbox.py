@@ -36,7 +36,7 @@ def test_a_chain_of_persists_runs_on_the_owners_thread() -> None:
         writer.persist(0, 1).add_done_callback(continued)
         assert mailbox.run(lambda: len(handles) == 50, timeout_s=60)
         assert {threading.current_thread()} == set(threads)
-        changes = [list(storage.read(each)) for each in handles]
+        changes = [list(storage.read(handle)) for handle in handles]
         assert [[(0, b"first")], *([(each, b"continued")] for each in range(1, 50))] == changes
 
 
@@ -62,7 +62,7 @@ def test_the_mailbox_is_a_keyword_too_and_takes_any_executor() -> None:
             storage.create_writer("op", ALL, print)  # type: ignore[arg-type]
 
 
-def test_what_a_callback_raises_reaches_the_owner() -> None:
+def test_an_error_of_a_callback_reaches_the_owner() -> None:
     def fail(_: object) -> None:
         raise RuntimeError("the state of the task is wrong")
 
@@ -98,10 +98,7 @@ def test_a_callback_that_a_closed_mailbox_refuses_is_called_once() -> None:
 
 
 def test_a_callback_added_after_the_end_runs_at_once() -> None:
-    with (
-        cl.TaskMailbox() as mailbox,
-        cl.FsStateChangelogStorage(ScriptedStore()) as storage,
-    ):
+    with cl.TaskMailbox() as mailbox, cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         writer = storage.create_writer("op", ALL, mailbox)
         writer.append(1, b"one")
         future, called = writer.persist(0), []

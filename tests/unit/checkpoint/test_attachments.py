@@ -144,7 +144,7 @@ def test_items_are_dropped_by_age_also_out_of_an_object_that_grows() -> None:
     assert () == job.named
 
 
-def test_what_a_failed_commit_wrote_is_not_joined() -> None:
+def test_objects_of_a_failed_commit_are_not_joined() -> None:
     job = Job()
     job.run(sent("a"))
     job.run(sent("lost"), commits=False)
@@ -159,7 +159,7 @@ def test_what_a_failed_commit_wrote_is_not_joined() -> None:
     assert [(1, 3)] == [(each.oldest, each.newest) for each in job.named]
 
 
-def test_what_need_not_be_written_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_optional_object_may_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
     job = Job(policy(is_required=False, tail_bytes=0))
     job.run(sent("a"))
     file = job.file("written", "before")
@@ -178,9 +178,7 @@ def test_objects_of_tasks_are_named_and_may_end_the_order() -> None:
         assert expected == job.words()
 
 
-def test_objects_are_bounded_but_for_those_of_the_micro_batch(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_objects_of_earlier_batches_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     job = Job(policy(objects_max=2))
     job.run(job.file("a", "b"))

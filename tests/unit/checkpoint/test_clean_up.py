@@ -29,14 +29,14 @@ def swept(store, *, min_age=HOUR, dry_run=False, hours=2):
 @pytest.fixture
 def filled() -> DictStore:
     store = DictStore()
-    one = started(store, retained=2)
+    owner = started(store, retained=2)
     store.put("taskowned/s", b"state")
-    run_checkpoint(one, 1, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"a")]]))])
+    run_checkpoint(owner, 1, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"a")]]))])
     snapshot = MaterializedHandle(ALL, 1, FileStateHandle("taskowned/s", 5))
     run_checkpoint(
-        one, 2, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"b")]]), snapshot)]
+        owner, 2, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"b")]]), snapshot)]
     )
-    small_checkpoint(one, 3)
+    small_checkpoint(owner, 3)
     for path in (*ORPHANS, "README", "other/file"):
         store.put(path, b"12345")
     return store
@@ -56,7 +56,7 @@ def test_orphans_go_and_all_else_stays(filled):
     assert swept(filled).deleted == ()
 
 
-def test_a_dry_run_only_tells(filled):
+def test_a_dry_run_deletes_nothing(filled):
     before = dict(filled.objects)
     told = swept(filled, dry_run=True)
     assert filled.objects == before
@@ -129,21 +129,21 @@ def test_another_location_in_a_folder_of_this_one_is_not_touched(filled):
     assert {"inner/parents/1", "inner/dstl/o", "inner/tmp/o"} <= set(filled.objects)
 
 
-def test_what_is_committed_during_the_sweep_is_kept(filled):
-    heir = started(filled, "b", retained=2)
+def test_a_commit_during_the_sweep_is_kept(filled):
+    successor = started(filled, "b", retained=2)
     log = log_in_file(filled, ALL, [[(2, b"c")]])
     requests = []
 
     def commit_after_the_listing(operation, path):
         if operation == "list_folders" and not requests:
             requests.append(path)
-            run_checkpoint(heir, 5, [TaskStateSnapshot(ALL, log)])
+            run_checkpoint(successor, 5, [TaskStateSnapshot(ALL, log)])
         return None
 
     filled.on_request = commit_after_the_listing
     report = swept(filled)
     assert requests
-    assert not set(report.deleted) & set(heir.latest.referenced_paths())
+    assert not set(report.deleted) & set(successor.latest.referenced_paths())
 
 
 def test_failures_are_reported_and_bounded(filled):
@@ -178,7 +178,7 @@ def test_many_objects_go_with_one_request_and_metadata_goes_first():
     store = Bulk()
     files = [f"dstl/{number}" for number in range(2100)]
     report = delete_objects(store, ["chk-2/_metadata", "chk-3/_metadata", *files])
-    assert [2, 1000, 1000, 100] == [len(each) for each in store.requests]
+    assert [2, 1000, 1000, 100] == [len(request) for request in store.requests]
     assert ["chk-2/_metadata", "chk-3/_metadata"] == store.requests[0]
     assert (len(report.deleted), report.failed, report.reason) == (2102, (), "")
 

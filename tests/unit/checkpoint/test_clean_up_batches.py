@@ -51,16 +51,16 @@ class Awaited(Future[Any]):
         return super().result(timeout)
 
 
-def batched(one: CheckpointCoordinator) -> Background:
+def batched(owner: CheckpointCoordinator) -> Background:
     background = Background()
-    one._clean_ups._start = background.start
+    owner._clean_ups._start = background.start
     return background
 
 
-def run(one: CheckpointCoordinator, commits: int) -> None:
+def run(owner: CheckpointCoordinator, commits: int) -> None:
     for _ in range(commits):
-        small_checkpoint(one, one.next_checkpoint_id)
-        one.clean_up_when_due()
+        small_checkpoint(owner, owner.next_checkpoint_id)
+        owner.clean_up_when_due()
 
 
 def tag(store: DictStore, name: str, checkpoint_id: int) -> Tag:
@@ -68,45 +68,45 @@ def tag(store: DictStore, name: str, checkpoint_id: int) -> Tag:
     return put_tag(store, wanted, clock_ms=lambda: 0)
 
 
-def needed(one: CheckpointCoordinator) -> set[int]:
+def needed(owner: CheckpointCoordinator) -> set[int]:
     return {
         int(path.split("/")[0][4:])
-        for checkpoint_id in one.checkpoints()
-        for path in (*one.load(checkpoint_id).referenced_paths(), PATHS.metadata(checkpoint_id))
+        for checkpoint_id in owner.checkpoints()
+        for path in (*owner.load(checkpoint_id).referenced_paths(), PATHS.metadata(checkpoint_id))
     }
 
 
-def without_log(one: CheckpointCoordinator, commits: int) -> None:
+def without_log(owner: CheckpointCoordinator, commits: int) -> None:
     """Commit checkpoints that need nothing of the ones before, so that these are garbage."""
     for _ in range(commits):
-        checkpoint_id = one.next_checkpoint_id
-        one.trigger(checkpoint_id, [])
-        one.complete(checkpoint_id, properties={})
-        one.clean_up_when_due()
+        checkpoint_id = owner.next_checkpoint_id
+        owner.trigger(checkpoint_id, [])
+        owner.complete(checkpoint_id, properties={})
+        owner.clean_up_when_due()
 
 
 def test_a_steady_micro_batch_makes_one_request() -> None:
     """The put; the requests of a clean-up run in another thread."""
     store = DictStore()
-    one = started(store, retained=2)
-    background = batched(one)
+    owner = started(store, retained=2)
+    background = batched(owner)
     background.is_held = True
     for _ in range(BATCH_COMMITS + 2):
         store.requests.clear()
-        without_log(one, 1)
+        without_log(owner, 1)
         assert store.requests == {"put_if_absent": 1}
     assert len(background.waiting) == 1, "the batch began"
 
 
 def test_a_batch_lists_the_tags_once_and_deletes_what_was_subsumed() -> None:
     store = DictStore()
-    one = started(store, retained=2)
-    batched(one)
+    owner = started(store, retained=2)
+    batched(owner)
     store.requests.clear()
-    without_log(one, BATCH_COMMITS + 1)
+    without_log(owner, BATCH_COMMITS + 1)
     assert store.requests["list"] == 0
     assert checkpoint_ids(store) == list(range(1, BATCH_COMMITS + 2))
-    without_log(one, 3)
+    without_log(owner, 3)
     assert store.requests["list"] == 1
     assert store.requests["delete"] == BATCH_COMMITS
     assert checkpoint_ids(store) == list(range(BATCH_COMMITS + 1, BATCH_COMMITS + 5))
@@ -114,44 +114,44 @@ def test_a_batch_lists_the_tags_once_and_deletes_what_was_subsumed() -> None:
 
 def test_a_batch_begins_after_a_minute_too() -> None:
     store = DictStore()
-    one = started(store, retained=1)
-    batched(one)
-    without_log(one, 3)
+    owner = started(store, retained=1)
+    batched(owner)
+    without_log(owner, 3)
     assert checkpoint_ids(store) == [1, 2, 3]
-    one._clock_ms.now_ms += BATCH_INTERVAL_MS
-    without_log(one, 3)
+    owner._clock_ms.now_ms += BATCH_INTERVAL_MS
+    without_log(owner, 3)
     assert checkpoint_ids(store) == [4, 5, 6]
 
 
-def test_what_waits_is_bounded() -> None:
+def test_waiting_clean_ups_are_bounded() -> None:
     """A thread that never gets to run: the next batch waits for it."""
     store = DictStore()
-    one = started(store, retained=1)
-    background = batched(one)
+    owner = started(store, retained=1)
+    background = batched(owner)
     background.is_held = True
     for _ in range(20 * BATCH_COMMITS):
-        without_log(one, 1)
+        without_log(owner, 1)
         assert len(checkpoint_ids(store)) <= 4 * BATCH_COMMITS + 1
-        one._ledger.check_invariants()
+        owner._ledger.check_invariants()
 
 
 def test_the_end_deletes_what_waits() -> None:
     store = DictStore()
-    one = started(store, retained=2)
-    batched(one)
-    without_log(one, 7)
-    one.clean_up()
+    owner = started(store, retained=2)
+    batched(owner)
+    without_log(owner, 7)
+    owner.clean_up()
     assert checkpoint_ids(store) == [6, 7]
 
 
 def test_the_end_waits_for_the_batch_under_way() -> None:
     store = DictStore()
-    one = started(store, retained=1)
-    background = batched(one)
+    owner = started(store, retained=1)
+    background = batched(owner)
     background.is_held = True
-    without_log(one, BATCH_COMMITS + 5)
+    without_log(owner, BATCH_COMMITS + 5)
     assert background.waiting
-    one.clean_up()
+    owner.clean_up()
     assert checkpoint_ids(store) == [BATCH_COMMITS + 5]
     assert background.waiting == []
 
@@ -159,108 +159,110 @@ def test_the_end_waits_for_the_batch_under_way() -> None:
 @pytest.mark.parametrize("before", ["the listing", "the batch"])
 def test_a_tag_that_is_put_before_the_commit_is_honoured(before: str) -> None:
     store = DictStore()
-    one = started(store, retained=1)
-    background = batched(one)
+    owner = started(store, retained=1)
+    background = batched(owner)
     background.is_held = True
-    without_log(one, 3 if before == "the batch" else BATCH_COMMITS)
-    tagged = one.next_checkpoint_id - 1
+    without_log(owner, 3 if before == "the batch" else BATCH_COMMITS)
+    tagged = owner.next_checkpoint_id - 1
     mark = tag(store, "release", tagged)
-    without_log(one, 2 * BATCH_COMMITS + 1)
+    without_log(owner, 2 * BATCH_COMMITS + 1)
     background.run()
-    without_log(one, 2)
+    without_log(owner, 2)
     background.is_held = False
-    one.clean_up()
+    owner.clean_up()
     assert tagged in checkpoint_ids(store)
-    assert one.checkpoints() == [tagged, one.next_checkpoint_id - 1]
+    assert owner.checkpoints() == [tagged, owner.next_checkpoint_id - 1]
     delete_tag(store, mark)
     for _ in range(2):  # the first one lists the tags, and the commit after it retains fewer
-        without_log(one, 1)
-        one.clean_up()
-    assert checkpoint_ids(store) == [one.next_checkpoint_id - 1]
+        without_log(owner, 1)
+        owner.clean_up()
+    assert checkpoint_ids(store) == [owner.next_checkpoint_id - 1]
 
 
 def test_pins_settle_only_what_was_subsumed_before_they_were_listed() -> None:
     """A tag that is put between the listing and a later commit holds the checkpoint of that commit."""
     store = DictStore()
-    one = started(store, retained=1)
-    background = batched(one)
+    owner = started(store, retained=1)
+    background = batched(owner)
     background.is_held = True
-    without_log(one, BATCH_COMMITS + 1)
+    without_log(owner, BATCH_COMMITS + 1)
     (listing, work) = background.waiting.pop()
     listed = work()
-    tagged = one.next_checkpoint_id - 1
+    tagged = owner.next_checkpoint_id - 1
     tag(store, "late", tagged)
-    without_log(one, 1)
+    without_log(owner, 1)
     listing.set_result(listed)
     background.is_held = False
-    without_log(one, 3)
+    without_log(owner, 3)
     assert tagged in checkpoint_ids(store)
-    one.clean_up()
-    assert checkpoint_ids(store) == [tagged, one.next_checkpoint_id - 1]
+    owner.clean_up()
+    assert checkpoint_ids(store) == [tagged, owner.next_checkpoint_id - 1]
 
 
 def test_a_batch_that_fails_is_repeated_with_a_later_one() -> None:
     store = DictStore()
-    one = started(store, retained=1)
-    batched(one)
+    owner = started(store, retained=1)
+    batched(owner)
 
     def fails(operation: str, path: str) -> str | None:
         if operation in ("delete", "list"):
             raise StoreError("no route to host", path=path)
         return None
 
-    without_log(one, BATCH_COMMITS)
+    without_log(owner, BATCH_COMMITS)
     store.on_request = fails
     with pytest.raises(StoreError, match="no route"):
-        without_log(one, 2)
-    one.clean_up_when_due()
+        without_log(owner, 2)
+    owner.clean_up_when_due()
     with pytest.raises(StoreError, match="no route"):
-        one.clean_up_when_due()
+        owner.clean_up_when_due()
     store.on_request = lambda operation, path: None
-    without_log(one, 3)
+    without_log(owner, 3)
     assert len(checkpoint_ids(store)) <= 4
-    one.clean_up()
-    assert checkpoint_ids(store) == [one.next_checkpoint_id - 1]
+    owner.clean_up()
+    assert checkpoint_ids(store) == [owner.next_checkpoint_id - 1]
 
 
 def test_a_fenced_owner_deletes_only_what_its_own_commits_subsumed() -> None:
     """Its batch may run late: the next owner restores what the last commit retained."""
     store = DictStore()
-    one = started(store, retained=1)
-    background = batched(one)
+    owner = started(store, retained=1)
+    background = batched(owner)
     background.is_held = True
-    without_log(one, BATCH_COMMITS + 1)
-    heir = started(store, "b", retained=1)
+    without_log(owner, BATCH_COMMITS + 1)
+    successor = started(store, "b", retained=1)
     background.run()
-    one.clean_up_when_due()
+    owner.clean_up_when_due()
     background.run()
     assert checkpoint_ids(store) == [BATCH_COMMITS + 1]
-    without_log(heir, 1)
-    assert heir.latest is not None and heir.latest.parent_id == BATCH_COMMITS + 1
-    assert PATHS.metadata(heir.epoch or 0) in store.objects
+    without_log(successor, 1)
+    assert successor.latest is not None and successor.latest.parent_id == BATCH_COMMITS + 1
+    assert PATHS.metadata(successor.epoch or 0) in store.objects
 
 
 def test_the_next_owner_deletes_what_waited_at_the_death_of_the_one_before() -> None:
     store = DictStore()
     without_log(started(store, retained=2), 9)
     assert checkpoint_ids(store) == list(range(1, 10))
-    heir = started(store, "b", retained=2)
-    batched(heir)
+    successor = started(store, "b", retained=2)
+    batched(successor)
     store.requests.clear()
-    without_log(heir, 3)
+    without_log(successor, 3)
     assert checkpoint_ids(store) == [9, 11, 12, 13]
     assert store.requests["list"] == 1
-    heir.clean_up()
+    successor.clean_up()
     assert checkpoint_ids(store) == [12, 13]
 
 
-def test_what_retained_checkpoints_need_of_older_ones_is_no_leftover() -> None:
+def test_objects_that_retained_checkpoints_need_stay() -> None:
     store = DictStore()
-    one = started(store, retained=1)
+    owner = started(store, retained=1)
     for _ in range(4):
-        small_checkpoint(one, one.next_checkpoint_id)  # its changes stay in the log of later ones
-    heir = started(store, "b", retained=1)
-    batched(heir)
-    run(heir, 3)
-    heir.clean_up()
-    assert needed(heir) == set(checkpoint_ids(store)) == {1, 2, 3, 4, 6, 7, 8}
+        small_checkpoint(
+            owner, owner.next_checkpoint_id
+        )  # its changes stay in the log of later ones
+    successor = started(store, "b", retained=1)
+    batched(successor)
+    run(successor, 3)
+    successor.clean_up()
+    assert needed(successor) == set(checkpoint_ids(store)) == {1, 2, 3, 4, 6, 7, 8}

@@ -10,9 +10,7 @@ import threading
 import pytest
 from tests.support.locations.checkpoints import coordinator, small_checkpoint, started
 
-from statelog.checkpoint.stream_factory import CheckpointedStateScope, FsCheckpointStreamFactory
 from statelog.errors import FencedError, ObjectExistsError, StoreError
-from statelog.model import FileStateHandle
 from statelog.store import verify_put_if_absent
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore
 
@@ -48,51 +46,45 @@ def conflicting() -> ConflictingStore:
     return ConflictingStore()
 
 
-# --- the commit -----------------------------------------------------------------------------------
-
-
 def test_a_conflict_at_the_commit_puts_the_same_name_again(conflicting):
-    one = started(conflicting)
+    owner = started(conflicting)
     conflicting.conflicts["chk-1/_metadata"] = 3
-    assert small_checkpoint(one, 1).checkpoint_id == 1
+    assert small_checkpoint(owner, 1).checkpoint_id == 1
     assert conflicting.puts.count("chk-1/_metadata") == 4
     assert started(conflicting, "b").latest.owner_id == "a"
 
 
 def test_a_commit_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
-    one = started(conflicting)
+    owner = started(conflicting)
     conflicting.conflicts["chk-1/_metadata"] = 10**6
     with pytest.raises(StoreError, match=r"chk-1/_metadata .*no object is there") as raised:
-        small_checkpoint(one, 1)
+        small_checkpoint(owner, 1)
     assert not isinstance(raised.value, ObjectExistsError)
     assert isinstance(raised.value.__cause__, ObjectExistsError)
     assert raised.value.path == "chk-1/_metadata"
     assert conflicting.puts.count("chk-1/_metadata") < 20
     conflicting.conflicts.clear()
-    assert one.complete(1, properties={}).checkpoint_id == 1, "the call can be repeated"
+    assert owner.complete(1, properties={}).checkpoint_id == 1, "the call can be repeated"
 
 
 def test_a_commit_whose_winner_shows_late_is_fenced(conflicting):
     """409 before the winner is visible: reading back finds nothing, the next put meets it."""
-    one = started(conflicting)
+    owner = started(conflicting)
     winner = started(ConflictingStore(), "winner")
     small_checkpoint(winner, 1)
     conflicting.in_flight["chk-1/_metadata"] = winner._store.objects["chk-1/_metadata"]
     with pytest.raises(FencedError, match="was committed by 'winner'"):
-        small_checkpoint(one, 1)
+        small_checkpoint(owner, 1)
     assert conflicting.puts.count("chk-1/_metadata") == 2
 
 
 def test_an_own_request_that_shows_late_is_the_commit(conflicting):
     """The client sent the put twice; the second got 409 before the first was visible."""
-    one = started(conflicting)
+    owner = started(conflicting)
     conflicting.kind = FaultKind.CONFLICT_THEN_DONE
     conflicting.conflicts["chk-1/_metadata"] = 1
-    assert small_checkpoint(one, 1).checkpoint_id == 1
+    assert small_checkpoint(owner, 1).checkpoint_id == 1
     assert conflicting.puts.count("chk-1/_metadata") == 2
-
-
-# --- the claim ------------------------------------------------------------------------------------
 
 
 def test_a_conflict_at_the_claim_skips_no_number(conflicting):
@@ -133,12 +125,9 @@ def test_an_own_claim_that_shows_late_is_the_claim(conflicting):
     assert sorted(conflicting.objects) == ["chk-0/_metadata"]
 
 
-# --- the other callers of put_if_absent -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [FaultKind.CONFLICT, FaultKind.CONFLICT_THEN_DONE])
 @pytest.mark.parametrize("conflicts", [1, 2, 3])
-def test_a_conflict_at_the_probe_is_no_word_broken(conflicting, monkeypatch, kind, conflicts):
+def test_a_conflict_does_not_fail_the_probe(conflicting, monkeypatch, kind, conflicts):
     url = f"s3://conflicts/{kind.value}-{conflicts}"
     monkeypatch.setattr(ConflictingStore, "url", url)
     conflicting.kind, conflicting.conflicts_at_first = kind, conflicts
@@ -152,18 +141,3 @@ def test_a_probe_that_conflicts_for_ever_ends_with_a_store_error(conflicting, mo
     with pytest.raises(StoreError, match=r"tmp/probe-.*no object is there") as raised:
         verify_put_if_absent(conflicting)
     assert "reason" not in raised.value.facts
-
-
-@pytest.mark.parametrize("kind", [FaultKind.CONFLICT, FaultKind.CONFLICT_THEN_DONE])
-def test_a_conflict_in_a_stream_takes_another_name_and_loses_nothing(conflicting, kind):
-    """The name is this stream's alone, so another one is as good; the sweep finds the first."""
-    factory = FsCheckpointStreamFactory(
-        conflicting, exclusive_directory="chk-5", shared_directory="shared", threshold_bytes=0
-    )
-    stream = factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)
-    stream.write(b"state")
-    conflicting.next_fault = Fault(kind)
-    handle = stream.close_and_get_handle()
-    assert isinstance(handle, FileStateHandle)
-    assert bytes(conflicting.get(handle.path)) == b"state"
-    assert len(conflicting.puts) == 2

@@ -37,9 +37,9 @@ def test_a_killed_owner_leaves_whole_checkpoints(tmp_path, fail_point, survives)
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     store = open_store(str(tmp_path))
-    heir = started(store, "heir")
-    assert heir.latest is not None
-    assert heir.latest.checkpoint_id == survives
-    assert len(read_log(store, heir.latest.log)) == 3 * survives
-    small_checkpoint(heir, survives + 2)
-    assert heir.clean_up().failed == ()
+    successor = started(store, "successor")
+    assert successor.latest is not None
+    assert successor.latest.checkpoint_id == survives
+    assert len(read_log(store, successor.latest.log)) == 3 * survives
+    small_checkpoint(successor, survives + 2)
+    assert successor.clean_up().failed == ()

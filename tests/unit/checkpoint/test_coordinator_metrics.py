@@ -21,7 +21,7 @@ def sizes(metrics: sl.Metrics) -> tuple[object, ...]:
 
 def test_sizes_of_the_last_checkpoint(store) -> None:
     metrics = sl.Metrics()
-    one = CheckpointCoordinator(
+    owner = CheckpointCoordinator(
         store,
         owner_id="a",
         max_parallelism=8,
@@ -29,14 +29,16 @@ def test_sizes_of_the_last_checkpoint(store) -> None:
         clock_ms=ManualClock(),
         recorder=CheckpointRecorder(metrics),
     )
-    one.claim()
-    one.restore()
+    owner.claim()
+    owner.restore()
     assert (0, 0, 0, 0) == sizes(metrics)
     store.put("taskowned/s", b"state")
     snapshot = MaterializedHandle(ALL, 0, FileStateHandle("taskowned/s", 5))
-    run_checkpoint(one, 1, [TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"abc")]], 1), snapshot)])
+    run_checkpoint(
+        owner, 1, [TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"abc")]], 1), snapshot)]
+    )
     assert (5, 5, 3, 3) == sizes(metrics)
-    run_checkpoint(one, 2, [TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"de")]], 2))])
+    run_checkpoint(owner, 2, [TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"de")]], 2))])
     assert (5, 0, 5, 2) == sizes(metrics)
     behind = [metrics.value(f"log_{what}_behind_snapshots") for what in ("bytes", "handles")]
     assert [5, 2] == behind

@@ -82,7 +82,7 @@ def test_the_state_of_one_key(seed: int, monkeypatch):
         history.micro_batch()
     store = RoundTrips(far, monkeypatch)
     state = LocationState(store)
-    name = next(one.name for one in state.variables() if one.name in NAMES)
+    name = next(variable.name for variable in state.variables() if variable.name in NAMES)
     assert store.count(lambda: LocationState(store).get(name, key_of(3))) <= 4
 
 
@@ -108,7 +108,7 @@ def test_the_requests_of_a_start_do_not_grow_with_the_claims(monkeypatch):
     assert max(counts) < LEFTOVERS_MAX + 40, counts  # with the probe
 
 
-def test_what_a_dead_owner_left_is_deleted_after_many_claims():
+def test_leftovers_of_a_dead_owner_are_deleted():
     store = open_store(memory_url())
     for _ in range(200):
         started(store)

@@ -8,11 +8,7 @@ from tests.support.locations.checkpoints import run_checkpoint, small_checkpoint
 from tests.support.stores.dict_store import DictStore
 
 from statelog.checkpoint.history import Entries, read_entry
-from statelog.checkpoint.ownership import (
-    claim_location,
-    describe_newest_claim,
-    new_owner_id,
-)
+from statelog.checkpoint.ownership import claim_location, describe_newest_claim, new_owner_id
 from statelog.errors import CheckpointError, UsageError
 from statelog.format.checkpoint_record import CLAIM_BYTES_MAX, ClaimRecord
 from statelog.model import KeyGroupRange, TaskStateSnapshot
@@ -60,7 +56,7 @@ def test_a_claim_costs_the_same_however_many_there_were():
     assert store.requests == {"list_folders": 2, "get": 2, "put_if_absent": 1, "list": 1}
 
 
-def test_a_claim_in_a_gap_is_no_place():
+def test_a_claim_in_a_gap_is_put_again():
     """Its driver listed, and others used the number and deleted it before the put arrived."""
     store = DictStore()
     claim(store, "before")
@@ -116,7 +112,7 @@ def test_an_entry_that_is_deleted_during_the_look_shows_a_newer_one():
     assert (5, 4) == (place.number, place.newest)
 
 
-def test_a_folder_without_an_entry_above_a_claim_is_no_entry():
+def test_a_folder_without_an_entry_is_ignored():
     store = DictStore()
     store.put("chk-9/_metadata.part", b"")
     assert [0, 1] == [claim(store).number for _ in range(2)]
@@ -157,7 +153,7 @@ def test_a_damaged_highest_entry_does_not_prevent_a_claim():
     assert claim(store).number == 3
 
 
-def test_a_claim_is_small_so_that_a_large_damaged_entry_is_none():
+def test_a_claim_has_a_bounded_size():
     store = DictStore()
     claim(store, "a" * 400)
     assert len(store.objects[PATHS.metadata(0)][0]) <= CLAIM_BYTES_MAX

@@ -57,7 +57,7 @@ def test_an_entry_that_a_power_failure_cut_short_is_damaged(kept: int) -> None:
     assert newest_offsets(files) is not None
 
 
-def test_a_checksum_file_that_is_none_is_passed_over() -> None:
+def test_a_file_without_checksums_is_skipped() -> None:
     for sums in (b"", b"crc", b"other  bytes", b"crc\0\0\0\0\0"):
         files = Files(offsets__3=offsets("1"))
         files.contents["offsets/.3.crc"] = sums

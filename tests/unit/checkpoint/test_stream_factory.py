@@ -126,7 +126,7 @@ def test_the_handle_has_the_checksum_of_the_whole_object():
         read_materialized(store, snapshot)
 
 
-def test_nothing_written_is_no_handle_and_the_stream_stays_open():
+def test_an_empty_stream_has_no_handle_and_stays_open():
     stream = factory(DictStore()).create_checkpoint_state_output_stream(EXCLUSIVE)
     stream.write(b"")
     assert stream.close_and_get_handle() is None
@@ -216,37 +216,10 @@ def test_entropy_takes_the_place_of_its_marker():
             Entropy(*arguments)
 
 
-def test_a_number_is_no_state():
+def test_a_stream_refuses_a_number():
     stream = factory(DictStore()).create_checkpoint_state_output_stream(EXCLUSIVE)
     with pytest.raises(TypeError):
         stream.write(5)
-
-
-def test_a_plain_os_error_of_the_store_is_tried_again_under_another_name():
-    store, errors = DictStore(), [OSError("no route"), TimeoutError("slow"), ConnectionError()]
-
-    def fail(operation, path):
-        if operation == "put_if_absent" and errors:
-            raise errors.pop()
-
-    store.on_request = fail
-    handle = written(store, 101)
-    assert [handle.path] == list(store.objects)
-    assert 4 == store.requests["put_if_absent"]
-
-
-def test_ten_plain_os_errors_end_in_a_store_error_with_the_last_as_its_cause():
-    store = DictStore()
-
-    def fail(operation, path):
-        if operation == "delete":
-            raise ValueError("the clean-up fails too")
-        raise OSError(28, "No space left on device")
-
-    store.on_request = fail
-    with pytest.raises(StoreError, match=r"10 attempts.*No space left") as raised:
-        written(store, 101)
-    assert OSError is type(raised.value.__cause__)
 
 
 def test_any_other_error_of_the_store_comes_through_and_leaves_nothing():
@@ -421,19 +394,3 @@ def test_a_close_of_another_thread_leaves_a_readable_handle_or_an_error(size):
     assert [handle] == streams.duplicate([handle], EXCLUSIVE) or len(store.objects) == 2
     with pytest.raises(ClosedError):
         stream.close_and_get_handle()
-
-
-def test_many_closes_of_another_thread_never_cut_a_state():
-    for _ in range(300):
-        stream = factory(DictStore()).create_checkpoint_state_output_stream(EXCLUSIVE)
-        for _ in range(20):
-            stream.write(b"12345")
-        thread = threading.Thread(target=stream.close)
-        thread.start()
-        try:
-            handle = stream.close_and_get_handle()
-        except ClosedError:
-            continue
-        finally:
-            thread.join()
-        assert b"12345" * 20 == handle.data

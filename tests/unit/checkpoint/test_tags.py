@@ -44,18 +44,18 @@ def values_of(store, checkpoint_id):
 
 def test_a_tagged_checkpoint_outlives_the_retention():
     store = DictStore()
-    one = started(store, retained=1)
+    owner = started(store, retained=1)
     for checkpoint_id in range(1, 7):
         log = log_in_file(store, ALL, [[(1, f"v{checkpoint_id}".encode())]])
         # Each checkpoint begins again with a snapshot, so that it needs its own file alone.
         store.put(f"taskowned/s{checkpoint_id}", b"state")
         handle = FileStateHandle(f"taskowned/s{checkpoint_id}", 5)
         snapshot = MaterializedHandle(ALL, max(0, checkpoint_id - 1), handle)
-        run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
-        one.clean_up()
+        run_checkpoint(owner, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
+        owner.clean_up()
         if checkpoint_id == 2:
             tag(store, 2)
-    assert one.checkpoints() == [2, 6]
+    assert owner.checkpoints() == [2, 6]
     assert values_of(store, 2) == [b"v2"]
     assert [c.checkpoint_id for c in list_checkpoints(store) if c.is_retained] == [2, 6]
     assert not sweep(store).deleted
@@ -64,11 +64,11 @@ def test_a_tagged_checkpoint_outlives_the_retention():
     ]
 
     delete_tag(store, find_tag(store, "t", TagKind.TAG))
-    small_checkpoint(one, 7)
-    one.clean_up()
-    small_checkpoint(one, 8)
-    one.clean_up()
-    assert one.checkpoints() == [8]
+    small_checkpoint(owner, 7)
+    owner.clean_up()
+    small_checkpoint(owner, 8)
+    owner.clean_up()
+    assert owner.checkpoints() == [8]
     assert "taskowned/s2" not in store.objects
     with pytest.raises(CheckpointError):
         find_checkpoint(store, 2)
@@ -91,9 +91,9 @@ def test_the_content_of_a_tag_is_read_back_and_verified():
 
 def test_a_tag_after_the_commit_that_subsumed_it_is_refused():
     store = DictStore()
-    one = started(store, retained=1)
-    small_checkpoint(one, 1)
-    small_checkpoint(one, 2)  # checkpoint 1 is subsumed, and not yet deleted
+    owner = started(store, retained=1)
+    small_checkpoint(owner, 1)
+    small_checkpoint(owner, 2)  # checkpoint 1 is subsumed, and not yet deleted
     with pytest.raises(CheckpointError, match="no longer retained") as raised:
         tag(store, 1)
     assert raised.value.reason == "subsumed"
@@ -104,18 +104,18 @@ def test_a_tag_after_the_commit_that_subsumed_it_is_refused():
 
 def test_a_tag_between_commit_and_clean_up_holds():
     store = DictStore()
-    one = started(store, retained=1)
-    small_checkpoint(one, 1)
+    owner = started(store, retained=1)
+    small_checkpoint(owner, 1)
     made = tag(store, 1)
-    small_checkpoint(one, 2)
+    small_checkpoint(owner, 2)
     assert find_checkpoint(store, 1).checkpoint_id == 1  # retained by the tag alone
-    one.clean_up()
-    assert small_checkpoint(one, 3).retained == (1, 3)
+    owner.clean_up()
+    assert small_checkpoint(owner, 3).retained == (1, 3)
     # A second tag may hold what only the first one retains.
     tag(store, 1, "second")
     delete_tag(store, made)
-    one.clean_up()
-    assert small_checkpoint(one, 4).retained == (1, 4)
+    owner.clean_up()
+    assert small_checkpoint(owner, 4).retained == (1, 4)
 
 
 def test_names_are_unique_and_plain():
@@ -134,10 +134,10 @@ def test_names_are_unique_and_plain():
 
 def test_a_pinned_checkpoint_that_was_given_up_is_kept():
     store = DictStore()
-    one = started(store, retained=4)
+    owner = started(store, retained=4)
     for checkpoint_id in range(1, 6):
-        small_checkpoint(one, checkpoint_id)
-        one.clean_up()
+        small_checkpoint(owner, checkpoint_id)
+        owner.clean_up()
     tag(store, 4)
     other = started(store, "b", retained=2)
     other.restore(3)
@@ -151,33 +151,33 @@ def test_a_pinned_checkpoint_that_was_given_up_is_kept():
     assert values_of(store, 8)[-3:] == [b"8/0", b"8/3", b"8/7"]
 
 
-def test_a_reader_pins_what_follows_up_to_its_bound():
+def test_a_reader_pins_later_checkpoints_up_to_its_bound():
     assert [i for i in range(10) if Pin(3, 4).holds(i, 9)] == [6, 7, 8, 9]
     assert [i for i in range(10) if Pin(3, 9).holds(i, 9)] == [3, 4, 5, 6, 7, 8, 9]
     store = DictStore()
-    one = started(store, retained=1)
+    owner = started(store, retained=1)
     for checkpoint_id in range(1, 10):
-        small_checkpoint(one, checkpoint_id)
-        one.clean_up()
+        small_checkpoint(owner, checkpoint_id)
+        owner.clean_up()
         if checkpoint_id == 2:
             tag(store, 2, "feed", TagKind.READER, newest=5)
         if checkpoint_id == 6:
-            assert one.checkpoints() == [2, 3, 4, 5, 6]
-    assert one.checkpoints() == [5, 6, 7, 8, 9]
+            assert owner.checkpoints() == [2, 3, 4, 5, 6]
+    assert owner.checkpoints() == [5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_tagged_stays_whole_in_any_order(seed):
+def test_tagged_checkpoints_stay_whole_in_any_order(seed):
     dice = random.Random(seed)
     store = DictStore()
     written: dict[int, list[bytes]] = {}
     tags: dict[str, Tag] = {}
-    one = started(store, "0", retained=dice.randint(1, 3))
+    owner = started(store, "0", retained=dice.randint(1, 3))
     base, since = -1, 0
     for step in range(120):
         match dice.choice(["commit"] * 6 + ["clean", "tag", "tag", "untag", "restart", "sweep"]):
             case "commit":
-                checkpoint_id = one.next_checkpoint_id
+                checkpoint_id = owner.next_checkpoint_id
                 value = f"v{checkpoint_id}".encode()
                 snapshot = None
                 if base >= 0 and dice.random() < 0.3:  # the log up to the last checkpoint goes
@@ -186,13 +186,13 @@ def test_what_is_tagged_stays_whole_in_any_order(seed):
                         ALL, base, FileStateHandle(f"taskowned/s{step}", 5)
                     )
                 log = log_in_file(store, ALL, [[(1, value)]])
-                done = run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
+                done = run_checkpoint(owner, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
                 written[checkpoint_id] = ([] if snapshot else written.get(base, [])) + [value]
                 base = done.checkpoint_id
                 if dice.random() < 0.8:
-                    one.clean_up()
+                    owner.clean_up()
             case "clean":
-                one.clean_up()
+                owner.clean_up()
             case "tag" if written:
                 wanted = dice.choice(sorted(written)[-5:])
                 try:
@@ -204,14 +204,14 @@ def test_what_is_tagged_stays_whole_in_any_order(seed):
                 delete_tag(store, tags.pop(dice.choice(sorted(tags))))
             case "restart":
                 since += 1
-                one = started(store, str(since), retained=dice.randint(1, 3))
-                retained = one.checkpoints()
+                owner = started(store, str(since), retained=dice.randint(1, 3))
+                retained = owner.checkpoints()
                 if retained and dice.random() < 0.4:
                     base = dice.choice(retained)
-                    one.restore(base)
+                    owner.restore(base)
             case "sweep" if written:
                 sweep(store)
-        one._ledger.check_invariants()
+        owner._ledger.check_invariants()
         for made in tags.values():
             assert values_of(store, made.checkpoint_id) == written[made.checkpoint_id], made
     assert written

@@ -39,7 +39,7 @@ def with_sets(count: int) -> ChangeLog:
 
 def uploads(actions: list[Action]) -> list[list[int]]:
     return [
-        [each.sqn.value for each in action.change_sets]
+        [change_set.sqn.value for change_set in action.change_sets]
         for action in actions
         if isinstance(action, StartUpload)
     ]
@@ -150,7 +150,7 @@ def test_a_failed_upload_ends_a_confirmation() -> None:
     log.check_invariants()
     log.handle(PersistRequested(1, 1), 0)
     actions = log.handle(UploadSucceeded((result(1),)), 0)
-    assert [] == [each for each in actions if isinstance(each, HandOver)]
+    assert [] == [action for action in actions if isinstance(action, HandOver)]
     assert [HandOver((result(1),))] == log.handle(Confirmed(1, 2), 0)
 
 

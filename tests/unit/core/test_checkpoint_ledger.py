@@ -75,7 +75,7 @@ def refused(ledger, event, now_ns=0) -> str:
     return raised.value.reason
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_events_that_do_not_fit_are_refused_by_name():
     ledger = ledger_with(2)
     assert refused(ledger, Triggered(1, (ALL,))) == "not_newer"
     assert refused(ledger, Triggered(0, (ALL,))) == "not_newer"

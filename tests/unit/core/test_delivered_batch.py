@@ -126,14 +126,11 @@ def test_a_gap_names_both_batches_and_the_record(last: DeliveredBatch, text: str
         DeliveredBatch("a", 0, 1, "x").is_written(last, target="t")
 
 
-def test_a_driver_of_an_earlier_timeline_is_told_of_the_rewind() -> None:
+def test_a_driver_of_an_earlier_timeline_hears_of_the_rewind() -> None:
     with pytest.raises(
         FencedError, match=r"batch 1 of timeline 3, .* batch 5 of timeline 2: the query"
     ):
         DeliveredBatch("a", 0, 5, "", 2).is_written(DeliveredBatch("a", 3, 1), target="t")
-
-
-# --- courses of a query ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -171,13 +168,7 @@ IsWritten = Callable[[DeliveredBatch, DeliveredBatch | None], bool]
 
 
 class Model:
-    """
-    All courses of a query with up to three micro-batches, two rewinds and two drivers that sleep.
-
-    Args:
-        is_written: The rule that is tested.
-        compares: Whether a write compares the record that the driver knows.
-    """
+    """All courses of a query with three micro-batches, two rewinds and two drivers that sleep."""
 
     def __init__(self, is_written: IsWritten, *, compares: bool = True) -> None:
         self._is_written = is_written

@@ -5,11 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.core.snapshot_schedule import (
-    LogDistances,
-    SnapshotSchedule,
-    choose_key_groups,
-)
+from statelog.core.snapshot_schedule import LogDistances, SnapshotSchedule, choose_key_groups
 from statelog.errors import InvalidOptionsError
 from statelog.model import (
     ChangelogStateHandle,
@@ -90,9 +86,7 @@ POLICY = SnapshotPolicy(
     sizes=st.lists(st.integers(0, 400), min_size=GROUPS, max_size=GROUPS),
     batches=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 6)), min_size=150, max_size=250),
 )
-def test_the_log_is_bounded_and_so_is_what_a_batch_writes(
-    sizes: list[int], batches: list[tuple[int, int]]
-) -> None:
+def test_the_log_and_a_batch_are_bounded(sizes: list[int], batches: list[tuple[int, int]]) -> None:
     job = Job(POLICY, np.array(sizes, np.float64))
     state = sum(sizes)
     room = max(POLICY.slice_bytes, state / POLICY.max_slices)
@@ -147,7 +141,7 @@ def schedule(entries: int = 3200) -> SnapshotSchedule:
     return SnapshotSchedule(POLICY, GROUPS, state_entries=entries, entry_bytes=10)
 
 
-def test_a_failed_snapshot_is_tried_again_later_and_the_others_get_their_turn_first() -> None:
+def test_a_failed_snapshot_is_tried_again_after_the_others() -> None:
     plan = schedule()
     (first,) = plan.choose(distances(), 0)
     assert 10_000 == plan.failed(first, 0)

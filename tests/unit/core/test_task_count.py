@@ -69,7 +69,7 @@ def test_a_dear_processor_gets_more_tasks_for_the_same_rows() -> None:
     assert 8 == count.choose(None)
 
 
-def test_a_handful_of_rows_does_not_tell_what_a_row_costs() -> None:
+def test_a_few_rows_do_not_set_the_cost_of_a_row() -> None:
     count = TaskCount(TaskBounds(1, 8))
     count.ran(BatchCost(1, 3, None, 6.0, 5.0))  # the fixed cost of a task
     assert 1 == count.choose(None)

@@ -58,7 +58,7 @@ def test_an_error_is_followed_by_a_delayed_attempt() -> None:
     assert [UploadWon(2, 2)] == core.handle(AttemptSucceeded(2), 70)
 
 
-def test_a_time_out_starts_a_rival_and_the_first_attempt_may_still_win() -> None:
+def test_a_time_out_starts_a_second_attempt_and_the_first_may_win() -> None:
     core = begun()
     assert [ThreadStuck(1), StartAttempt(2)] == core.handle(TimerFired(), 100)
     core.handle(AttemptStarted(2), 101)
@@ -84,7 +84,7 @@ def test_the_last_attempt_has_its_whole_time() -> None:
     assert [ThreadBack(2), UploadReleased()] == core.handle(AttemptFailed(2, ERROR), 310)
 
 
-def test_a_rival_in_time_is_still_a_hope_when_another_fails() -> None:
+def test_a_second_attempt_can_win_after_the_first_fails() -> None:
     core = begun(RetryPolicy.fixed(2, 1e-7, 0))
     core.handle(TimerFired(), 100)
     core.handle(AttemptStarted(2), 100)
@@ -110,7 +110,7 @@ def test_an_upload_ends_once() -> None:
     assert [] == core.handle(TimerFired(), 10_000)
 
 
-def test_a_thread_that_hangs_after_the_end_is_told_too() -> None:
+def test_a_thread_that_hangs_after_the_end_is_reported() -> None:
     core = begun()
     core.handle(TimerFired(), 100)
     core.handle(AttemptStarted(2), 100)
@@ -122,9 +122,7 @@ def test_a_thread_that_hangs_after_the_end_is_told_too() -> None:
 @pytest.mark.parametrize(
     ("attempt", "jitter", "expected"), [(1, 0.0, 50), (1, 0.999, 99), (3, 0.0, 200), (9, 0.0, 500)]
 )
-def test_exponential_delays_double_within_bounds(
-    attempt: int, jitter: float, expected: int
-) -> None:
+def test_delays_double_within_bounds(attempt: int, jitter: float, expected: int) -> None:
     policy = RetryPolicy.exponential(9, None, 1e-7, 1e-6)
     assert expected == policy.delay_after_error_ns(attempt, jitter)
 

@@ -54,7 +54,7 @@ def test_a_column_of_several_chunks_is_one_array_up_to_the_limit(kind: str) -> N
 
 
 @pytest.mark.usefixtures("small")
-def test_numbers_have_no_limit_and_wide_types_none() -> None:
+def test_numbers_and_wide_types_have_no_limit() -> None:
     numbers = pa.chunked_array([pa.array(range(1000))] * 2)
     assert 2000 == len(one_array(numbers))
     assert 6 == len(one_array(pa.chunked_array([TEXT.cast(pa.large_string())] * 2)))
@@ -96,9 +96,7 @@ def test_a_row_that_one_array_cannot_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize("limit", [100, 2**31 - 1])
-def test_rows_are_taken_in_any_order_from_many_batches(
-    monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_rows_are_taken_in_any_order(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(arrow_limits, "ARRAY_BYTES", limit)
     rng = random.Random(7)
     for _ in range(50):

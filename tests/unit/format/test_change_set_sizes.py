@@ -60,7 +60,7 @@ SETS = {
 @pytest.mark.parametrize("wrong", [-1, 1, 4])
 def test_both_decoders_end_exactly_where_the_set_ends(name: str, wrong: int) -> None:
     encoded = encode_change_set([SETS[name]])
-    payload = b"".join(bytes(each) for each in encoded.buffers) + LEFT_OVER
+    payload = b"".join(bytes(buffer) for buffer in encoded.buffers) + LEFT_OVER
     size = encoded.size_bytes
     assert size == decode_change_set(payload, 0, size_bytes=size).end
     assert list(SETS[name]) == list(iterate_change_set(payload, 0, size_bytes=size))
@@ -102,9 +102,7 @@ def handle_on(entries: list[HandleAndOffset]) -> ChangelogStateHandle:
 @pytest.mark.parametrize("sets", [1, 3])
 @pytest.mark.parametrize("read", [read_changes, read_change_batches])
 @pytest.mark.parametrize("how", ["all", "lone", "without size"])
-def test_every_reader_refuses_a_set_with_bytes_left_over(
-    compress: bool, sets: int, read: object, how: str
-) -> None:
+def test_readers_refuse_leftover_bytes(compress: bool, sets: int, read: object, how: str) -> None:
     data, entries = with_left_over(sets, compress=compress)
     store = ScriptedStore()
     store.objects["job/dstl/file"] = data

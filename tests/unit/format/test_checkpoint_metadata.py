@@ -111,7 +111,10 @@ def test_the_file_is_a_changelog_file(compress):
     assert segment.trailer.sections[OUTPUT_TAG] == b"rows"
     assert segment.trailer.sections[b"MORE"] == b""
     assert decode_record(segment.trailer.sections[CHECKPOINT_TAG]) == written.checkpoint
-    assert [[g.key_group for g in one.groups] for one in segment.trailer.sets] == [[-1, 1], [2]]
+    assert [[g.key_group for g in change_set.groups] for change_set in segment.trailer.sets] == [
+        [-1, 1],
+        [2],
+    ]
     [handle] = written.checkpoint.log
     assert {entry.handle.path for entry in handle.handles_and_offsets} == {"chk-41/_metadata"}
     assert handle.state_handle_id == log[0].state_handle_id
@@ -145,9 +148,9 @@ def test_a_commit_decodes_no_set_whose_groups_a_trailer_has(monkeypatch):
     segment = parse_segment(file_of(record_of([log])))
     assert [] == decoded
     assert len(sets) == len(segment.trailer.sets)
-    for one in segment.trailer.sets:
-        batch = decode_change_set(segment.payload, one.offset).batch
-        assert group_index(batch) == one.groups
+    for change_set in segment.trailer.sets:
+        batch = decode_change_set(segment.payload, change_set.offset).batch
+        assert group_index(batch) == change_set.groups
     [entry, *_] = log.handles_and_offsets
     bare = ByteStreamStateHandle("bare", entry.handle.data[: 1 + entry.size_bytes])
     file_of(record_of([ChangelogStateHandle(ALL, (HandleAndOffset(bare, 0),), 4, 4, "h", 40)]))
@@ -193,7 +196,7 @@ def test_a_newer_record_is_not_called_damaged(header):
         decode_record(body, where="chk-2/_metadata")
 
 
-def test_any_cut_or_flip_of_a_record_is_told():
+def test_any_cut_or_flip_of_a_record_is_detected():
     body = encode_record(record_of([log_inline(ALL, [[(1, b"a")]])]))
     for end in range(len(body)):
         with pytest.raises(CorruptionError):
@@ -208,7 +211,7 @@ def test_any_cut_or_flip_of_a_record_is_told():
 
 
 @pytest.mark.parametrize("compress_metadata", [True, False])
-def test_any_flip_in_the_file_is_told(compress_metadata):
+def test_any_flip_in_the_file_is_detected(compress_metadata):
     store = open_store("memory://flips")
     store.delete([info.path for info in store.list()])
     small_checkpoint(started(store, compress_metadata=compress_metadata), 1)

@@ -79,9 +79,7 @@ STORE = open_store("memory://property")
 
 
 @given(each=any_changes, cuts=st.lists(st.integers(0, 30), max_size=3), wide=st.booleans())
-def test_a_set_reads_back_as_it_was_appended(
-    each: list[cl.StateChange], cuts: list[int], wide: bool
-) -> None:
+def test_a_set_reads_back(each: list[cl.StateChange], cuts: list[int], wide: bool) -> None:
     encoded = encode_change_set(batches_of(each, cuts, wide))
     payload = b"before" + b"".join(bytes(piece) for piece in encoded.buffers) + b"after"
     decoded = decode_change_set(payload, len(b"before"))
@@ -98,9 +96,7 @@ def test_a_set_reads_back_as_it_was_appended(
     cuts=st.lists(st.integers(0, 30), max_size=2),
     wide=st.booleans(),
 )
-def test_large_changes_of_one_key_group_each_read_back(
-    sizes: dict[int, int], cuts: list[int], wide: bool
-) -> None:
+def test_large_changes_read_back(sizes: dict[int, int], cuts: list[int], wide: bool) -> None:
     each = [
         cl.StateChange(key_group, bytes([at]) * size)
         for at, (key_group, size) in enumerate(sorted(sizes.items()))
@@ -113,9 +109,7 @@ def test_large_changes_of_one_key_group_each_read_back(
 
 @pytest.mark.parametrize("repeats", [1, 500])
 @pytest.mark.parametrize("lengths", [(0, 20), (20, 0), (0, 0), (0, 7), (20, 20), (20, 24)])
-def test_batches_of_one_length_each_need_not_have_the_same(
-    lengths: tuple[int, int], repeats: int
-) -> None:
+def test_batches_may_have_different_lengths(lengths: tuple[int, int], repeats: int) -> None:
     each = [
         cl.StateChange(number % 2, bytes(length)) for length in lengths for number in range(repeats)
     ]
@@ -171,7 +165,10 @@ def test_a_damaged_file_of_ours_is_refused_or_reads_the_same(
     whole, _ = file_of(content, compress)
     segment = parse_segment(whole)
     assert segment.trailer is not None
-    entries = [(each.offset, each.size_bytes, each.crc32c) for each in segment.trailer.sets]
+    entries = [
+        (change_set.offset, change_set.size_bytes, change_set.crc32c)
+        for change_set in segment.trailer.sets
+    ]
     stream = cl.ByteStreamStateHandle("file", damaged(whole, data))
     handle = cl.ChangelogStateHandle(
         key_group_range=sl.KeyGroupRange(0, 32767),
@@ -214,9 +211,7 @@ def test_few_changes_that_are_large_are_decoded_in_columns() -> None:
     assert list(batch[0]) == list(decoded.batch)
 
 
-@given(
-    st.lists(st.tuples(st.integers(-1, 300), st.binary(max_size=20)), min_size=1, max_size=64),
-)
+@given(st.lists(st.tuples(st.integers(-1, 300), st.binary(max_size=20)), min_size=1, max_size=64))
 def test_rows_and_columns_have_the_same_bytes(changes: list[tuple[int, bytes]]) -> None:
     groups, values = zip(*changes, strict=True)
     rows = encode_change_set([ChangeRows(groups, values)])

@@ -16,7 +16,7 @@ from statelog.metrics import (
 )
 
 
-def test_the_table_has_flinks_names_and_says_what_they_mean() -> None:
+def test_the_table_explains_flinks_names() -> None:
     assert METRICS["upload_sizes"].flink_name == "ChangelogStorage.uploadSizes"
     assert all(spec.unit and spec.description.endswith(".") for spec in METRICS.values())
     names = [spec.flink_name for spec in METRICS.values() if spec.flink_name]
@@ -78,13 +78,13 @@ def test_a_histogram_keeps_the_last_thousand() -> None:
     assert 0 == HistogramSnapshot(()).quantile(0.5)
 
 
-def test_a_gauge_is_asked_when_somebody_looks() -> None:
+def test_a_gauge_is_read_with_the_snapshot() -> None:
     metrics = sl.Metrics()
     metrics.gauge("upload_queue_size", lambda: 4)
     assert 4 == metrics.snapshot()["upload_queue_size"]
 
 
-def test_what_is_not_in_the_table_is_refused() -> None:
+def test_an_unknown_metric_is_refused() -> None:
     metrics = sl.Metrics()
     for call in (
         lambda: metrics.count("upload_sizes"),

@@ -59,13 +59,13 @@ def test_pruning_changes_nothing_that_is_restored(checkpoint):
     snapshots = live_snapshots(checkpoint.materialized, KEY_GROUPS)
     log = live_log(checkpoint.log, snapshots, KEY_GROUPS)
     for key_group in range(KEY_GROUPS):
-        covering = [one for one in snapshots if key_group in one.key_group_range]
+        covering = [snapshot for snapshot in snapshots if key_group in snapshot.key_group_range]
         path, ids = expected(checkpoint, key_group)
         assert path is None or covering[-1].handle.path == path
         kept = [one.state_handle_id for one in log if key_group in one.key_group_range]
         assert [one for one in kept if one in ids] == ids
     needed = {expected(checkpoint, key_group)[0] for key_group in range(KEY_GROUPS)} - {None}
-    assert {one.handle.path for one in snapshots} == needed
+    assert {snapshot.handle.path for snapshot in snapshots} == needed
     wanted = {i for key_group in range(KEY_GROUPS) for i in expected(checkpoint, key_group)[1]}
     assert {one.state_handle_id for one in log} == wanted
 

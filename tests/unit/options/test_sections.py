@@ -77,11 +77,6 @@ def test_durations_come_in_many_forms(text: object, milliseconds: int) -> None:
     assert dt.timedelta(milliseconds=milliseconds) == options.upload_timeout
 
 
-def test_an_unknown_key_comes_with_the_nearest_one() -> None:
-    with pytest.raises(InvalidOptionsError, match=r"did you mean 'changelog\.batch.persist-delay'"):
-        cl.ChangelogOptions.from_mapping({FLINK + "batch.persist-dely": "1 ms"})
-
-
 @pytest.mark.parametrize(
     "settings",
     [

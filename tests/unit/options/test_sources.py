@@ -1,13 +1,12 @@
 """Options from many places: what counts, what is refused, and where a bad value came from."""
 
-import builtins
 import datetime as dt
 from pathlib import Path
 
 import pytest
 
 from statelog import changelog as cl
-from statelog.errors import InvalidOptionsError, RequirementError
+from statelog.errors import InvalidOptionsError
 from statelog.options import SnapshotPolicy, load_options
 from statelog.options.declaration import Option
 from statelog.options.sections import FOREIGN, OPTIONS, Options, find_option, variable_of
@@ -23,7 +22,7 @@ def test_without_settings_all_are_defaults() -> None:
     assert Options() == load()
 
 
-def test_the_first_place_that_says_something_counts() -> None:
+def test_the_first_place_with_a_value_counts() -> None:
     yaml = "changelog: {upload: {max-attempts: 2}}"
     environ = {"STATELOG_CHANGELOG_UPLOAD_MAX_ATTEMPTS": "3", "PATH": "/bin"}
     spark = [("spark.statelog.changelog.upload.max-attempts", "4"), ("spark.app.name", "x")]
@@ -36,9 +35,7 @@ def test_the_first_place_that_says_something_counts() -> None:
     assert [2, 3, 4, 5] == [options.changelog.upload_max_attempts for options in found]
 
 
-def test_the_environment_is_this_process_s_unless_another_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_environment_is_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATELOG_CHECKPOINT_RETAINED", "9")
     assert 9 == load_options().checkpoint.retained
     assert 3 == load().checkpoint.retained
@@ -154,7 +151,7 @@ def test_a_slip_is_answered_with_the_nearest_key() -> None:
             load(**places)
 
 
-def test_a_variable_that_is_no_option_is_let_be() -> None:
+def test_a_variable_that_is_no_option_is_ignored() -> None:
     own = {"STATELOG_FAIL_POINTS": "after-commit", "STATELOG_X": "", "STATELOG_TEST_KEYS": "a:b"}
     assert Options() == load(environ=own)
     with pytest.raises(InvalidOptionsError, match=r"docs/reference/options\.md"):
@@ -185,7 +182,7 @@ def test_nonsense_is_refused(places: dict[str, object]) -> None:
         load(**places)
 
 
-def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
+def test_flinks_options_without_effect_are_refused() -> None:
     for foreign in FOREIGN:
         assert all(foreign is find_option(key) for key in foreign.keys)
     for key, value, reason in (
@@ -198,19 +195,6 @@ def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
             load({key: value})
     with pytest.raises(InvalidOptionsError, match="whole number"):
         cl.ChangelogOptions.from_mapping({"state.changelog.max-failures-allowed": "many"})
-
-
-def test_yaml_without_its_reader_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without_yaml(name: str, *rest: object, **more: object) -> object:
-        if name == "yaml":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without_yaml)
-    with pytest.raises(RequirementError, match=r"pyyaml.*pip install 'statelog\[cli\]'"):
-        load(yaml_text="a: 1")
 
 
 def test_a_file_of_text_that_is_no_text_is_refused(tmp_path: Path) -> None:

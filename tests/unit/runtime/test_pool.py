@@ -59,7 +59,7 @@ def test_without_a_pool_it_waits_as_any_future(pool: ThreadPool) -> None:
     assert future.result() == "test-1"
 
 
-def test_what_failed_is_not_kept_alive_by_its_error() -> None:
+def test_an_error_does_not_keep_arguments_alive() -> None:
     class Held:
         pass
 
@@ -82,7 +82,7 @@ def test_what_failed_is_not_kept_alive_by_its_error() -> None:
         pool.close(WAIT_S)
 
 
-def test_closing_tells_what_waits_and_a_waiter_finds_it_ended() -> None:
+def test_a_close_ends_what_waits() -> None:
     pool = ThreadPool(1, "test")
     future: PoolFuture[None] = PoolFuture()
     with Blocker(pool):
@@ -108,9 +108,7 @@ def test_a_pool_without_a_thread_fails_its_work_and_recovers(
     assert (0, 1) == (pool._threads, pool._started)
 
 
-def test_work_that_gets_no_thread_of_its_own_is_done_by_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_work_without_a_thread_is_done_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ThreadPool(4, "test")
     futures: list[PoolFuture[int]] = [PoolFuture() for _ in range(8)]
     with Blocker(pool):
@@ -174,9 +172,7 @@ def test_no_error_of_a_callback_ends_a_thread(kind: type[BaseException]) -> None
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_no_error_of_a_callback_keeps_a_close_from_the_other_work(
-    kind: type[BaseException],
-) -> None:
+def test_an_error_of_a_callback_does_not_stop_a_close(kind: type[BaseException]) -> None:
     pool, ends = ThreadPool(1, "test"), []
 
     def raises(result: object, error: BaseException | None) -> None:

@@ -464,9 +464,7 @@ def test_a_new_worker_finds_the_files_of_an_earlier_one(tmp_path: Path) -> None:
     assert world.local == GROUPS
 
 
-def test_files_with_other_hashes_are_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_other_hashes_are_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     world = World(tmp_path, schema_of(growing=True), random.Random(5), Tiny(64 << 20, 0))
     with monkeypatch.context() as earlier:
@@ -480,7 +478,7 @@ def test_files_with_other_hashes_are_not_taken(
     assert world.local == 0
 
 
-def test_files_of_what_was_rolled_back_are_not_taken(tmp_path: Path) -> None:
+def test_files_of_rolled_back_checkpoints_are_unused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     world = World(tmp_path, schema_of(growing=True), random.Random(6), Tiny(64 << 20, 0))
     world.workers = [world.worker()]

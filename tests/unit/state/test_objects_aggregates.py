@@ -45,7 +45,7 @@ def value_state(names: str, ttl_ms: int | None = None) -> tuple[Any, objects.Cur
 
 
 @given(st.lists(st.lists(st.integers(-5, 5)), max_size=4))
-def test_batches_of_values_come_to_what_all_of_them_come_to(batches: list[list[int]]) -> None:
+def test_the_result_does_not_depend_on_the_batches(batches: list[list[int]]) -> None:
     value, cursor, group = value_state("n")
     reducing = ReducingState(value, lambda first, second: (max(first[0], second[0]),))
     accumulator, other, accumulators = value_state("sn")
@@ -76,7 +76,7 @@ def test_accumulators_are_merged() -> None:
     assert 5.0 == state.get()
 
 
-def test_what_is_gathered_has_a_time_to_live_from_its_last_value_on() -> None:
+def test_the_time_to_live_begins_with_the_last_value() -> None:
     value, cursor, _ = value_state("n", ttl_ms=10)
     state = ReducingState(value, lambda first, second: (first[0] + second[0],))
     state.add((1,))
@@ -90,7 +90,7 @@ def test_what_is_gathered_has_a_time_to_live_from_its_last_value_on() -> None:
     assert (4,) == state.get()
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
+def test_a_value_that_does_not_fit_changes_nothing() -> None:
     state = ReducingState(value_state("n")[0], lambda first, second: None)  # type: ignore
     with pytest.raises(UsageError, match="None"):
         state.add(None)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import decimal
-import math
 from typing import Any
 
 import pyarrow as pa
@@ -101,31 +100,6 @@ def test_a_decimal_that_is_too_large_is_refused(amount: str) -> None:
     with pytest.raises(UsageError, match=r"'s'.*'amount'.*decimal128"):
         state.update((decimal.Decimal(amount),))
     assert "1.00" == str(state.get()[0])
-
-
-def test_nan_is_one_map_key() -> None:
-    state, group, overlay = state_of(
-        StateKind.MAP, pa.schema([("v", pa.int64())]), pa.schema([("x", pa.float64())])
-    )
-    state.put((float("nan"),), (1,))
-    state.put((float("inf") - float("inf"),), (2,))
-    assert [2] == [value for (value,) in state.values()]
-    group.fold(overlay)
-    overlay[0].clear()
-    assert (2,) == state.get((math.nan,))
-    state.remove((-math.nan,))
-    assert not state.exists()
-
-
-def test_nan_is_one_map_key_after_it_was_read_back() -> None:
-    schema = pa.schema([("x", pa.float64())])
-    descriptor = StateDescriptor("s", StateKind.MAP, pa.schema([("v", pa.int64())]), schema)
-    codec = OperatorCodec(OperatorStateSchema("op", pa.schema([("k", pa.int64())]), (descriptor,)))
-    user_key = codec.states[0].user_key
-    assert user_key is not None
-    written = user_key.encode([(float("nan"),), (1.0,)])
-    first, second = user_key.decode(written), user_key.decode(written)
-    assert dict.fromkeys(first) == dict.fromkeys(second)
 
 
 def test_times_of_day_and_zones_do_not_matter_for_a_local_timestamp() -> None:

@@ -229,36 +229,8 @@ def test_a_snapshot_is_read_by_key_group_range() -> None:
     assert {(2,): (2, "x")} == tables[2][0]
 
 
-def test_a_snapshot_is_a_parquet_table_of_one_row_per_key() -> None:
-    import pyarrow.parquet as pq
-
-    group = KeyGroupState(CODEC.kinds)
-    group.tables[0][(1,)] = (5, "five")
-    group.tables[2][(1,)] = {("a",): (6, "six")}
-    group.tables[1][(2,)] = [(0.5,), (1.5,)]
-    data = write_snapshot(CODEC, {3: group}, {}, KeyGroupRange(0, 9), now_ms=-1)
-    rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    assert [3, 3] == [row["key_group"] for row in rows]
-    assert {"count": 5, "name": "five"} == rows[0]["value"]
-    assert [{"key": {"u": "a"}, "value": {"count": 6, "name": "six"}}] == rows[0]["map"]
-    assert [{"x": 0.5}, {"x": 1.5}] == rows[1]["list"]
-
-
 def test_the_metadata_change_brings_the_schema_back() -> None:
     assert SCHEMA == schema_of_changes(CODEC.metadata_change())
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [((1,), "1 values for the 2 fields"), (("a", "b"), "'count'"), ((1.5, "b"), "'count'")],
-)
-def test_a_value_of_the_wrong_shape_is_refused_and_named(value: Any, reason: str) -> None:
-    cursor = Cursor()
-    state = bind(cursor)["value"]
-    cursor.enter(KeyGroupState(CODEC.kinds), empty_overlay())
-    with pytest.raises(UsageError, match=reason) as caught:
-        state.update(value)
-    assert "'value'" in str(caught.value)
 
 
 def test_a_list_read_before_an_append_does_not_see_it() -> None:

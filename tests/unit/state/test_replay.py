@@ -46,9 +46,7 @@ def test_a_worker_has_what_was_committed(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_a_campaign_of_recoveries_holds(
-    mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_campaign_holds(mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     histories(range(1000, 1000 + CAMPAIGN), mode, tmp_path, monkeypatch)
 
 

@@ -43,11 +43,7 @@ MUTANTS = (
         "if self.version(kg) == base_id]",
         "if self.version(kg) != ABSENT]",
     ),
-    Mutant(
-        "a_half_done_replay_stays",
-        "self.forget(missing)",
-        "pass",
-    ),
+    Mutant("a_half_done_replay_stays", "self.forget(missing)", "pass"),
     Mutant(
         "what_was_rolled_back_stays",
         "if not -1 <= self.version(kg) <= base_id]",
@@ -89,9 +85,7 @@ MUTANTS = (
         "old = {kg for kg in key_groups if version_of(kg) <= log.checkpoint_id}",
     ),
     Mutant(
-        "a_snapshot_is_skipped",
-        "            if key_group in tables:",
-        "            if not tables:",
+        "a_snapshot_is_skipped", "            if key_group in tables:", "            if not tables:"
     ),
     Mutant(
         "runs_outlive_their_key_groups",

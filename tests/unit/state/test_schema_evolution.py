@@ -90,9 +90,7 @@ def test_a_type_may_be_widened(old: pa.DataType, new: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "reason"), REFUSED, ids=str)
-def test_what_would_lose_a_digit_is_refused_by_name(
-    old: pa.DataType, new: pa.DataType, reason: str
-) -> None:
+def test_a_loss_of_digits_is_refused(old: pa.DataType, new: pa.DataType, reason: str) -> None:
     with pytest.raises(CheckpointError, match=reason) as caught:
         evolve(with_field(old), with_field(new), now_ms=NOW)
     assert "state 'total': field 'f'" in str(caught.value)
@@ -131,7 +129,7 @@ def inside(nullable: bool) -> list[pa.DataType]:
 
 @pytest.mark.parametrize("at", range(3))
 @pytest.mark.parametrize("stored", [True, False])
-def test_what_may_be_null_is_no_part_of_a_key(at: int, stored: bool) -> None:
+def test_nullability_is_no_part_of_a_key(at: int, stored: bool) -> None:
     schemas = []
     for nullable in (stored, not stored):
         kind = inside(nullable)[at]
@@ -194,7 +192,7 @@ def test_what_a_processor_no_longer_declares_is_named_at_every_depth() -> None:
     assert [f"total.{name}" for name in fields().names] == undeclared(stored, plain)
 
 
-def test_what_is_deleted_or_dropped_is_not_named() -> None:
+def test_deleted_and_dropped_fields_are_not_named() -> None:
     assert ["total"] == undeclared(STORED, of(SEEN))
     assert [] == undeclared(STORED, of(SEEN, deleted=("total",)))
     dropped = evolve(STORED, of(SEEN), now_ms=NOW, drop=["total", "total.n"])

@@ -248,9 +248,6 @@ def test_version_1_is_read_for_ever():
     assert bytes(store.get("chk-1/_metadata")) == b"written by version 1" * 4000
 
 
-# --- keys -----------------------------------------------------------------------------------------
-
-
 def text(key: bytes) -> str:
     return base64.b64encode(key).decode()
 
@@ -298,9 +295,6 @@ def test_a_line_that_is_no_key_is_named_and_not_shown(monkeypatch):
     monkeypatch.setenv("THE_KEY", "\n")
     with pytest.raises(InvalidOptionsError, match="has no encryption key"):
         load_keys("env:THE_KEY")
-
-
-# --- locations ------------------------------------------------------------------------------------
 
 
 def test_a_location_is_encrypted_by_option_or_environment(tmp_path, monkeypatch):

@@ -110,7 +110,7 @@ def test_a_commit_that_cannot_be_synced_is_no_commit(tmp_path, monkeypatch):
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_temporary_file_that_is_gone_does_no_harm(tmp_path, monkeypatch):
+def test_a_deleted_temporary_file_does_no_harm(tmp_path, monkeypatch):
     store = open_store(str(tmp_path))
     real = os.fsync
 
@@ -139,7 +139,7 @@ def test_empty_folders_go_with_their_last_object(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "a//b", "../x", "a/../../x", "/absolute", "a/."])
-def test_a_name_that_is_none_never_leaves_the_root(tmp_path, name):
+def test_a_wrong_name_never_leaves_the_root(tmp_path, name):
     store = open_store(str(tmp_path / "job"))
     for call in (store.put, store.put_if_absent):
         try:

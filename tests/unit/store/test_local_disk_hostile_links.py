@@ -105,18 +105,14 @@ def test_a_link_under_the_name_of_an_object_is_not_written_through(
 
 
 @pytest.mark.parametrize("folder", ["tmp", "a"])
-def test_a_commit_does_not_pass_a_folder_that_leads_out(
-    root: Path, victim: Path, folder: str
-) -> None:
+def test_a_commit_passes_no_folder_that_leads_out(root: Path, victim: Path, folder: str) -> None:
     (root / folder).symlink_to(victim)
     with pytest.raises(StoreError, match="leads out"):
         open_store(str(root)).put_if_absent("a/name", b"x")
     assert os.listdir(victim) == ["secret"]
 
 
-def test_a_folder_that_leads_out_is_not_entered(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_folder_that_leads_out_is_entered(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "dstl").mkdir()
     (root / "dstl" / "everything").symlink_to("/proc")
     (root / "dstl" / "object").write_bytes(b"x")

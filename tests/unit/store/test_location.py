@@ -6,12 +6,7 @@ import pytest
 
 from statelog.errors import InvalidOptionsError
 from statelog.store import open_store
-from statelog.store.client import (
-    _CLIENT_KEYS,
-    _arguments,
-    make_client,
-    request_policy,
-)
+from statelog.store.client import _CLIENT_KEYS, _arguments, make_client, request_policy
 from statelog.store.location import AZURE, GCS, S3, SCHEMES, local_path, normalize_url
 
 ENVIRONMENT = ("AWS_", "GOOGLE_", "AZURE_")
@@ -73,7 +68,7 @@ def test_the_path_of_a_url_is_the_path_typed(tmp_path):
 
 
 @pytest.mark.parametrize("typed", ["", "nosuch://name/x", "https://x/y", "s3:", "s3://", "s3:///x"])
-def test_what_is_no_location_is_refused(typed):
+def test_a_wrong_location_is_refused(typed):
     with pytest.raises(InvalidOptionsError) as caught:
         open_store(typed)
     assert "\n" not in str(caught.value)
@@ -107,11 +102,7 @@ def test_azure_names_container_and_account():
     assert client.config == {"container_name": "con", "account_name": "acc"}
 
 
-URLS = {
-    S3: "s3://bucket/x",
-    GCS: "gs://bucket/x",
-    AZURE: "az://container/x",
-}
+URLS = {S3: "s3://bucket/x", GCS: "gs://bucket/x", AZURE: "az://container/x"}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +142,7 @@ def test_an_unknown_option_is_refused_with_a_hint(options, hint):
 
 
 @pytest.mark.parametrize("location", ["/data/job", "memory://job"])
-def test_options_where_there_are_none_are_refused(location):
+def test_options_of_a_store_without_options_are_refused(location):
     with pytest.raises(InvalidOptionsError, match="has no store options, but got region"):
         open_store(location, storage_options={"region": "x"})
 

@@ -80,9 +80,6 @@ def test_a_machine_without_an_identity_is_no_lack_of_rights():
     assert "lack permissions" not in explained
 
 
-# --- the policy -----------------------------------------------------------------------------------
-
-
 class Time:
     """A clock that only waiting moves, and a source of the largest jitter."""
 

@@ -70,17 +70,6 @@ def test_waiting_ends_with_room() -> None:
     scheduler.close()
 
 
-@pytest.mark.parametrize("size", [1, 600, 10_000])
-def test_an_available_scheduler_takes_the_next_task_at_once(size: int) -> None:
-    store, scheduler = gated(1000, timeout_s=0.0)
-    scheduler.upload(task(600)[0])
-    assert scheduler.availability.is_available
-    scheduler.upload(task(size, sqn=1)[0])
-    assert scheduler.availability.is_available == (size == 1)
-    store.gate.set()
-    scheduler.close()
-
-
 def test_a_callback_of_the_availability_may_upload_a_task_of_any_size() -> None:
     store, scheduler = gated(1000, timeout_s=0.0)
     scheduler.upload(task(1000)[0])
@@ -209,23 +198,6 @@ def test_small_batches_stay_in_their_handles(threshold: int, inline: bool) -> No
             assert parse_segment(handle.data).trailer is not None
     uploader.discard(result)
     uploader.close()
-
-
-def test_compressed_files_are_read_set_by_set() -> None:
-    store = ScriptedStore()
-    options = cl.ChangelogOptions(compression_enabled=True)
-    with cl.FsStateChangelogStorage(store, options=options) as storage:
-        writer = storage.create_writer("operator", ALL)
-        for index in range(3):
-            writer.append(index, b"x" * 1000)
-            writer.next_sequence_number()
-        handle = handle_of(writer.persist(cl.SequenceNumber(0)).result(60))
-        assert 3000 == handle.size_bytes
-        tail = handle_of(writer.persist(cl.SequenceNumber(2)).result(60))
-        assert [(2, b"x" * 1000)] == list(storage.read(tail))
-    (data,) = store.objects.values()
-    assert 1 == data[0]
-    assert len(data) < 1000
 
 
 def test_a_lone_set_of_a_plain_file_is_fetched_alone() -> None:

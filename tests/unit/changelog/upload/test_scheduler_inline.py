@@ -34,7 +34,9 @@ def test_small_changes_start_no_thread_and_send_no_request() -> None:
     store, before = ScriptedStore(), threads_of_statelog()
     with opened(store) as storage:
         handle = persisted(storage, SMALL)
-        assert [type(each.handle) for each in handle.handles_and_offsets] == [ByteStreamStateHandle]
+        assert [type(entry.handle) for entry in handle.handles_and_offsets] == [
+            ByteStreamStateHandle
+        ]
         assert [each.value for each in read_all(storage, handle)] == [SMALL]
         assert threads_of_statelog() == before
         assert not store.requests
@@ -46,7 +48,7 @@ def test_large_changes_are_retried_as_those_of_any_storage() -> None:
     store.put_errors = [StoreError("reset", path="")]
     with opened(store) as storage:
         handle = persisted(storage, LARGE)
-        assert [type(each.handle) for each in handle.handles_and_offsets] == [FileStateHandle]
+        assert [type(entry.handle) for entry in handle.handles_and_offsets] == [FileStateHandle]
         assert [each.value for each in read_all(storage, handle)] == [LARGE]
         assert storage.metrics.value("number_of_upload_requests") == 2
 
@@ -63,7 +65,7 @@ def test_the_threshold_may_change_between_writers() -> None:
             storage.inline_bytes = -1
 
 
-def test_a_storage_without_inline_handles_has_none() -> None:
+def test_inline_handles_are_off_by_default() -> None:
     with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         assert storage.inline_bytes == 0
         with pytest.raises(UsageError, match="inline_bytes"):

@@ -350,10 +350,7 @@ def test_a_variable_made_anew_does_not_see_the_one_that_was_deleted() -> None:
     )
     again = evolve(dropped, replace(first.schema, states=(TEXT,)), now_ms=0)
     codec = OperatorCodec(again)
-    for back in (
-        replayed(codec, KeyGroupState(codec.kinds), log),
-        restored(codec, snapshot),
-    ):
+    for back in (replayed(codec, KeyGroupState(codec.kinds), log), restored(codec, snapshot)):
         assert [{}, {}] == back.tables
     new = codec.encode({0: [{}, {(2,): ("x",)}]})
     log.append(([-1, *new.key_groups.tolist()], [codec.metadata_change(), *new.values.to_pylist()]))

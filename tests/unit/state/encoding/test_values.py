@@ -71,9 +71,7 @@ def test_a_value_comes_back_as_it_was_normalized(kind: pa.DataType, value: Any) 
         (pa.duration("us"), np.timedelta64(3, "s"), dt.timedelta(seconds=3)),
     ],
 )
-def test_a_kindred_value_takes_the_type_of_the_field(
-    kind: pa.DataType, value: Any, expected: Any
-) -> None:
+def test_similar_values_take_the_field_type(kind: pa.DataType, value: Any, expected: Any) -> None:
     codec = StructCodec(pa.schema([("f", kind)]))
     (normal,) = codec.normalize((value,))
     assert (expected, type(expected)) == (normal, type(normal))
@@ -106,7 +104,7 @@ def test_pandas_sign_of_a_null_is_a_null(kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize("value", ["ab", b"ab", {"a": 1, "b": 2}, 5, object()])
-def test_what_is_no_tuple_is_refused(value: Any) -> None:
+def test_a_value_that_is_no_tuple_is_refused(value: Any) -> None:
     codec = StructCodec(pa.schema([("a", pa.string()), ("b", pa.string())]), what="state 's'")
     with pytest.raises(UsageError, match=r"state 's': takes a tuple of \(a, b\)"):
         codec.normalize(value)

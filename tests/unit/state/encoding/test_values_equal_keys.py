@@ -58,8 +58,8 @@ def test_a_moment_is_one_key_in_every_time_zone(zone: str, name: str) -> None:
     kind_of, value = MOMENTS[name]
     codec = KeyCodec(pa.schema([("k", kind_of(pa.timestamp("us", "UTC")))]))
     moments = REPEATED_HOURS[zone]
-    in_utc = pa.array([value(one) for one in moments], kind_of(pa.timestamp("us", "UTC")))
-    in_zone = pa.array([value(one) for one in moments], kind_of(pa.timestamp("us", zone)))
+    in_utc = pa.array([value(moment) for moment in moments], kind_of(pa.timestamp("us", "UTC")))
+    in_zone = pa.array([value(moment) for moment in moments], kind_of(pa.timestamp("us", zone)))
     from_log, from_rows = codec.decode([in_utc]), codec.decode([in_zone])
     assert from_log == from_rows
     assert len(moments) == len({*from_log, *from_rows})

@@ -159,9 +159,7 @@ def test_an_index_is_a_dict(data: st.DataObject) -> None:
 @pytest.mark.parametrize("hasher", [one_hash, few_hashes, crowded])
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_keys_that_share_hashes_and_cells_are_told_apart(
-    data: st.DataObject, hasher: Hasher
-) -> None:
+def test_keys_that_share_hashes_are_told_apart(data: st.DataObject, hasher: Hasher) -> None:
     schema, keys = data.draw(schemas().filter(lambda drawn: not is_one_to_one(drawn[0])))
     run(data, Model(schema, hasher), keys)
 

@@ -132,9 +132,7 @@ def test_a_kind_is_known_by_its_name() -> None:
 @of_every_kind
 @given(data=st.data())
 @a_few
-def test_deltas_folded_in_parts_do_what_all_of_them_do(
-    kind: StateKind, ttl: bool, data: Any
-) -> None:
+def test_deltas_fold_in_parts_as_in_one_piece(kind: StateKind, ttl: bool, data: Any) -> None:
     whole = draw_table(data, kind, ttl)
     parts = copy.deepcopy(whole)
     changes = draw_deltas(data, kind, ttl)
@@ -150,9 +148,7 @@ def test_deltas_folded_in_parts_do_what_all_of_them_do(
 @of_every_kind
 @given(data=st.data())
 @a_few
-def test_a_merge_is_a_fold_that_leaves_both_as_they_are(
-    kind: StateKind, ttl: bool, data: Any
-) -> None:
+def test_a_merge_is_a_fold_that_changes_neither(kind: StateKind, ttl: bool, data: Any) -> None:
     table = draw_table(data, kind, ttl)
     changes = draw_deltas(data, kind, ttl)
     before = copy.deepcopy((shown(table), [plain(delta) for delta in changes.values()]))
@@ -214,9 +210,7 @@ def test_cells_come_back_from_a_column(kind: StateKind, ttl: bool, data: Any) ->
 @of_every_kind
 @given(data=st.data())
 @a_few
-def test_the_last_delta_of_a_replacing_kind_is_its_cell(
-    kind: StateKind, ttl: bool, data: Any
-) -> None:
+def test_the_last_delta_that_replaces_is_the_cell(kind: StateKind, ttl: bool, data: Any) -> None:
     codec = codec_of(kind, ttl)
     changes = draw_deltas(data, kind, ttl)
     batch = codec.batch(codec.operations(changes))
@@ -273,9 +267,7 @@ def flat_entries(kind: StateKind, ttl: bool, cell: Any) -> Any:
 @of_expiring_kinds
 @given(data=st.data(), until_ms=st.integers(0, 21))
 @a_few
-def test_cells_and_columns_expire_alike(
-    kind: StateKind, ttl: bool, data: Any, until_ms: int
-) -> None:
+def test_cells_expire_as_columns_do(kind: StateKind, ttl: bool, data: Any, until_ms: int) -> None:
     codec = codec_of(kind, ttl)
     stored = data.draw(st.lists(cells(kind, entries_of(ttl)), min_size=1, max_size=4))
     live = [kind.rules.live_cell(cell, until_ms) for cell in stored]

@@ -20,14 +20,14 @@ rounds = st.lists(st.dictionaries(keys, times, max_size=4), max_size=6)
 
 @given(rounds, st.integers(-1, 10), st.sets(keys))
 @settings(max_examples=200, deadline=None)
-def test_the_index_finds_what_is_in_the_table(
+def test_the_index_finds_the_entries_of_the_table(
     deltas: list[dict[Any, Any]], until_ms: int, changed: set[Any]
 ) -> None:
     table = TimerTable()
     for delta in deltas:
         table.fold(delta)
         all_timers = [(time, key) for key, cell in table.items() for time in cell]
-        assert sorted(one for one in all_timers if one[0] <= until_ms) == sorted(
+        assert sorted(timer for timer in all_timers if timer[0] <= until_ms) == sorted(
             table.due(until_ms)
         )
         left = [time for time, key in all_timers if key not in changed]

@@ -126,9 +126,7 @@ def finished() -> History:
 
 @given(cuts=st.sets(st.integers(1, GROUPS - 1)), name=st.sampled_from([*NAMES, TIMERS_NAME]))
 @settings(max_examples=60, deadline=None)
-def test_ranges_of_key_groups_partition_a_table(
-    finished: History, cuts: set[int], name: str
-) -> None:
+def test_key_group_ranges_partition_a_table(finished: History, cuts: set[int], name: str) -> None:
     reader = read(finished.store)
     bounds = [0, *sorted(cuts), GROUPS]
     ranges = [KeyGroupRange(start, stop - 1) for start, stop in itertools.pairwise(bounds)]
@@ -142,9 +140,7 @@ def test_ranges_of_key_groups_partition_a_table(
     assert not reader.table(name, key_groups=KeyGroupRange.empty()).num_rows
 
 
-def test_the_rows_of_a_portion_are_few_key_groups(
-    finished: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_portion_has_few_key_groups(finished: History, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_reader, "_PORTION_BYTES", 1)
     reader = read(finished.store)
     seen = [
@@ -170,9 +166,6 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
         everything(reader, history.last_ms)
     assert before == (files(), sorted(tmp_path.rglob("*")))
     history.micro_batch()  # its owner has not lost its place
-
-
-# --- a running query ------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(
@@ -224,9 +217,7 @@ def test_a_query_that_deletes_all_that_was_listed_is_listed_again(
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ERROR, FaultKind.ODD_ERROR, FaultKind.HANG])
-def test_a_store_that_fails_fails_the_read_and_the_next_one_is_right(
-    finished: History, kind: FaultKind
-) -> None:
+def test_the_read_after_a_failed_read_is_right(finished: History, kind: FaultKind) -> None:
     store = finished.store
     assert isinstance(store, FaultyStore)
     checkpoint = find_checkpoint(store)
@@ -248,10 +239,7 @@ def test_damage_is_reported(seed: int) -> None:
     store = history.store
     assert isinstance(store, FaultyStore)
     right = expected(history, history.checkpoint_id, history.last_ms)
-    needed = {
-        f"chk-{history.checkpoint_id}/_metadata",
-        *find_checkpoint(store).referenced_paths(),
-    }
+    needed = {f"chk-{history.checkpoint_id}/_metadata", *find_checkpoint(store).referenced_paths()}
 
     def reported(path: str, content: bytes) -> set[str]:
         """Return the paths that `verify` reports; what is read is right, or refused by name."""
@@ -277,12 +265,7 @@ def test_damage_is_reported(seed: int) -> None:
         assert path in reported(path, whole[: len(whole) // 2])
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
-def test_names_and_ids_that_are_not_there_are_answered_with_those_that_are(
-    finished: History, tmp_path: Path
-) -> None:
+def test_unknown_names_and_ids_list_the_known_ones(finished: History, tmp_path: Path) -> None:
     reader = read(finished.store)
     with pytest.raises(UsageError, match=r"no state variable 'totals'; it has .*'total'"):
         reader.table("totals")
@@ -310,7 +293,7 @@ def test_a_checkpoint_of_another_program_is_no_state() -> None:
         read(store)
 
 
-def test_an_unknown_checkpoint_is_told_with_those_there_are() -> None:
+def test_an_unknown_checkpoint_is_reported_with_the_existing_ones() -> None:
     store = FaultyStore()
     for owner in ("a", "b"):
         one = started(store, owner)
@@ -322,8 +305,8 @@ def test_an_unknown_checkpoint_is_told_with_those_there_are() -> None:
 
 def test_the_checkpoints_of_an_error_have_objects_and_a_damaged_one_counts(tmp_path: Path) -> None:
     store = open_store(tmp_path, storage_options={"fsync": False})
-    one = started(store)
-    small_checkpoint(one, 1)
+    owner = started(store)
+    small_checkpoint(owner, 1)
     (tmp_path / "chk-7").mkdir()  # as after a deletion
     (tmp_path / "chk-9").mkdir()
     (tmp_path / "chk-9" / "_metadata").write_bytes(b"damaged" * 400)

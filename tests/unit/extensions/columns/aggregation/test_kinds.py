@@ -40,7 +40,7 @@ def by_spark(value: Any) -> tuple[bool, Any]:
 
 
 def known(rows: Rows) -> list[Any]:
-    return [one for one in rows if one is not None]
+    return [row for row in rows if row is not None]
 
 
 def least(rows: Rows) -> Any:
@@ -76,12 +76,12 @@ def m2(rows: Rows) -> float:
 
 
 def first_by(rows: Rows) -> Any:
-    rows = [one for one in rows if one[0] is not None]
+    rows = [row for row in rows if row[0] is not None]
     return min(rows, key=lambda one: by_spark(one[0]), default=(None, None))
 
 
 def last_by(rows: Rows) -> Any:
-    rows = [one for one in rows if one[0] is not None]
+    rows = [row for row in rows if row[0] is not None]
     # Of equal ones the last: `max` takes the first, of rows in reverse.
     return max(reversed(rows), key=lambda one: by_spark(one[0]), default=(None, None))
 
@@ -95,7 +95,7 @@ def ranked(rows: Rows, k: int) -> list[dict[str, Any]]:
     def rank(one: tuple[Any, Any]) -> Any:
         return by_spark(one[0]), one[1] is not None, one[1] or ""
 
-    kept = sorted((one for one in rows if one[0] is not None), key=rank, reverse=True)[:k]
+    kept = sorted((row for row in rows if row[0] is not None), key=rank, reverse=True)[:k]
     return [{"by": by, "value": value} for by, value in kept]
 
 
@@ -178,10 +178,7 @@ CASES = {
     "latest row": Case(
         ValueBy("latest_row", False, ("by", "value")),
         PAIRS,
-        {
-            "value": (ROW, last_row),
-            "by": (pa.float64(), lambda r: last_by(r)[0]),
-        },
+        {"value": (ROW, last_row), "by": (pa.float64(), lambda r: last_by(r)[0])},
         (ROW, last_row),
     ),
     "top_k": Case(
@@ -226,7 +223,7 @@ def test_batches_combine_to_the_aggregate_of_all_rows(case: Case, data: st.DataO
     merge, partials = tables(case, batches)
     nothing = partials[0].schema.empty_table()
     absent = pa.table(
-        [pa.nulls(keys, one.type) for one in nothing.columns], names=nothing.column_names
+        [pa.nulls(keys, column.type) for column in nothing.columns], names=nothing.column_names
     )
     state = reduce(merge.combined, partials, absent)
     assert state.schema.types == partials[0].schema.types
@@ -246,9 +243,9 @@ def test_batches_combine_to_the_aggregate_of_all_rows(case: Case, data: st.DataO
 def sketches(*values: Sequence[int]) -> pa.Array:
     datasketches = pytest.importorskip("datasketches")
     made = []
-    for each in values:
+    for value in values:
         sketch = datasketches.hll_sketch(9, datasketches.tgt_hll_type.HLL_8)
-        for one in each:
+        for one in value:
             sketch.update(one)
         made.append(sketch.serialize_updatable())
     return pa.array(made, pa.binary())
