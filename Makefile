@@ -112,9 +112,10 @@ matrix: $(READY) ## the tests on every version of Spark, and the table of docs/r
 
 check: lint types layers ## everything that can be said without running: lint, types, layers
 
-lint: $(READY) ## ruff: rules and format
+lint: $(READY) ## ruff: rules and format; the wraps of docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(PY) tools/docstrings.py --check src
 
 types: $(READY) ## mypy --strict on src
 	$(BIN)/mypy --strict src

@@ -30,8 +30,8 @@ def given(value: object) -> str:
     """
     Return the type of *value* for a message, and the value if it cannot be a credential.
 
-    A number, a time and a text such as "5 MB" are shown.  Other texts, mappings, functions and objects
-    may contain a password.
+    A number, a time and a text such as "5 MB" are shown.  Other texts, mappings, functions and
+    objects may contain a password.
     """
     if value is None:
         return "None"

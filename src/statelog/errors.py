@@ -33,8 +33,8 @@ A class exists only where a caller would act differently::
     InvariantError (AssertionError)         a bug of statelog; do not catch it
 
 The message is the one positional argument.  Every fact is an attribute of the class, and a keyword,
-so errors can be pickled between Spark's processes.  Secrets of URLs are hidden in both, and a message
-contains no character that a terminal would obey (`statelog.plain_text`).
+so errors can be pickled between Spark's processes.  Secrets of URLs are hidden in both, and a
+message contains no character that a terminal would obey (`statelog.plain_text`).
 """
 
 from __future__ import annotations
@@ -309,7 +309,8 @@ class CheckpointError(StatelogError):
 
     Args:
         message: What failed, where, and what to do.
-        reason: A `Reason` or its text; None where only the text of an error arrived from another process.
+        reason: A `Reason` or its text; None where only the text of an error arrived from another
+            process.
         facts: See `StatelogError`.
     """
 

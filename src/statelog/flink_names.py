@@ -2,8 +2,8 @@
 Names of Flink that are spelled otherwise here, for the errors of unknown names and wrong calls.
 
 Most follow from two rules: Java's `camelCase` is `snake_case` here, and a getter is an attribute
-without `get_`.  The tables hold the others.  No class refers to this module: `explain_names` adds the
-spellings to the public classes.
+without `get_`.  The tables hold the others.  No class refers to this module: `explain_names` adds
+the spellings to the public classes.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 Escape what a terminal, a log or a reader would obey, before a text is shown.
 
 Names of variables, columns, operators, tags and objects come from storage, and others may have
-written them.  A name with an escape sequence rewrites a terminal, one with a line break adds a line to
-a log, one with a change of the writing direction is read as another name.  Characters that are not
-printable are replaced by Python's escapes.  Text for people passes through here: errors in their
-constructor, logs in `statelog.logs`, the command line in its console.
+written them.  A name with an escape sequence rewrites a terminal, one with a line break adds a line
+to a log, one with a change of the writing direction is read as another name.  Characters that are
+not printable are replaced by Python's escapes.  Text for people passes through here: errors in
+their constructor, logs in `statelog.logs`, the command line in its console.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 Hide secrets that URLs and settings carry, before a text is shown.
 
 Users write credentials into URLs: `s3://key:secret@bucket`, `sftp://user:password@host`, a query
-string with a signed token; and into settings: `host=example password=secret`, `{'token': 'secret'}`.  Every text for people (errors, logs, what the command line prints, the
-`url` of a store) passes through here: the errors in their constructor, the stores in `url`.
+string with a signed token; and into settings: `host=example password=secret`, `{'token':
+'secret'}`.  Every text for people (errors, logs, what the command line prints, the `url` of a
+store) passes through here: the errors in their constructor, the stores in `url`.
 """
 
 from __future__ import annotations

@@ -166,8 +166,8 @@ def noting_interrupts(
     """
     Report an interrupt of a call of a writer: by Ctrl-C, or another exception of a signal.
 
-    Such an exception may be raised between any two steps of the main thread, so what the call had begun
-    may be half done.
+    Such an exception may be raised between any two steps of the main thread, so what the call had
+    begun may be half done.
     """
 
     @functools.wraps(call)

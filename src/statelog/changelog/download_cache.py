@@ -17,10 +17,11 @@ the bound holds at every moment, unfinished files included.
 The name of a cached file is derived from the store and the path of its object, and the file is
 renamed to it when it is complete.  So processes of one host may share a directory: each may find,
 overwrite (with the same bytes) or remove the files of another, which then fetches again.
-Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: the cache is bounded in bytes
-and evicts the least recently used file first (in Flink, only time bounds it); a file is stored unchanged, and verified after the download and at each read (in Flink it is
-decompressed and trusted); temporary files are always removed (FLINK PR 27969); a file may be
-removed while it is read, which the system allows, so readers are not counted.
+Source: Flink, ChangelogStreamHandleReaderWithCache.  Deviations: the cache is bounded in bytes and
+evicts the least recently used file first (in Flink, only time bounds it); a file is stored
+unchanged, and verified after the download and at each read (in Flink it is decompressed and
+trusted); temporary files are always removed (FLINK PR 27969); a file may be removed while it is
+read, which the system allows, so readers are not counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
 Host-local copies of changelog files: written during the upload, read before the store.
 
-A copy is optional.  Any fault of the disk (no directory, no space, a disk that fails or hangs) means
-"no local copy" and never fails the upload, which waits for the copy a quarter of a second at most.
+A copy is optional.  Any fault of the disk (no directory, no space, a disk that fails or hangs)
+means "no local copy" and never fails the upload, which waits for the copy a quarter of a second at
+most.
 Source: Flink, LocalRecoveryConfig, LocalSnapshotDirectoryProviderImpl and DuplicatingOutputStream.
 Deviations: no local fault fails an upload (H8); a copy is renamed to its name when it is complete;
 it is verified when it is read.
@@ -118,8 +119,8 @@ def discard_local_copies(
     """
     Remove the local copies of a job.
 
-    Call it after the end of the job or, with *keep*, before its restart.  Copies that another process of the job is writing are removed too; that process then restores
-    from the store.
+    Call it after the end of the job or, with *keep*, before its restart.  Copies that another
+    process of the job is writing are removed too; that process then restores from the store.
 
     Args:
         config: Their directories.

@@ -1,8 +1,8 @@
 """
 Files of this host, and the registry of local copies: which checkpoint uses which.
 
-A file here is not made durable: it is optional, and a torn one is detected when it is read.  Code uses
-the disk through a `LocalDisk`, so that a simulation can replace it.
+A file here is not made durable: it is optional, and a torn one is detected when it is read.  Code
+uses the disk through a `LocalDisk`, so that a simulation can replace it.
 
 ::
 
@@ -15,8 +15,8 @@ A copy is kept as long as the log still has a set of its file, or a checkpoint u
 flight or the last confirmed one.  An aborted checkpoint ends its use and no other.  When the
 remote file is deleted, its copy is deleted too, because no restore can need it.
 Source: Flink, LocalChangelogRegistry and LocalChangelogRegistryImpl.  Deviations: all uses are
-recorded, not only the last one, and `abort` is a call beside `discard_up_to_checkpoint`, so that the
-abort of checkpoint N keeps what N-1 needs (H9); a copy that the log still has is not deleted,
+recorded, not only the last one, and `abort` is a call beside `discard_up_to_checkpoint`, so that
+the abort of checkpoint N keeps what N-1 needs (H9); a copy that the log still has is not deleted,
 because the next checkpoint would name a file that does not exist; deletions run on the same pool as
 deletions of remote files.
 """
@@ -187,8 +187,8 @@ class LocalChangelogRegistry(ClosesAtExit):
         """
         Record that a checkpoint is complete.
 
-        No restore begins at an older one.  Copies that only older checkpoints (id < *checkpoint_id*) use are deleted, unless a writer's
-        log still has sets of them.
+        No restore begins at an older one.  Copies that only older checkpoints (id <
+        *checkpoint_id*) use are deleted, unless a writer's log still has sets of them.
 
         Thread: any.
         """

@@ -8,11 +8,12 @@ can be read in columns too; consecutive sets of one file share one request (H14)
 plain file is fetched alone; foreign key groups can be dropped; damage is an error; a damaged local
 copy affects its own file, not the whole local state.
 
-A log has one handle for each checkpoint since the last snapshot and each task, and a file for most of
-them.  `read_logs` reads several at once where a request takes a round trip.
+A log has one handle for each checkpoint since the last snapshot and each task, and a file for most
+of them.  `read_logs` reads several at once where a request takes a round trip.
 
-`StateChangeFormat` is for uploaders and readers with their own input and output.  Deviation: it writes a whole
-file, with the flag byte before the change sets and the index with checksums after them.
+`StateChangeFormat` is for uploaders and readers with their own input and output.  Deviation: it
+writes a whole file, with the flag byte before the change sets and the index with checksums after
+them.
 """
 
 from __future__ import annotations

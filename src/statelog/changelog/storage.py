@@ -429,8 +429,8 @@ class FsStateChangelogStorage(ClosesAtExit):
         Close the storage and its writers; running uploads fail with `ClosedError`.
 
         Every part is closed, even if one of them raises or a signal handler interrupts its wait.
-        May be called more than once; a later call does nothing, except after an interrupt: it closes
-        what is open.
+        May be called more than once; a later call does nothing, except after an interrupt: it
+        closes what is open.
 
         Raises:
             Exception: The first error of a part, such as a scheduler or an uploader of the caller.

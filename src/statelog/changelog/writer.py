@@ -6,11 +6,11 @@ Appends are in `append_side.py`; they take no lock.  Everything that concerns se
 step, and steps of several threads are in the log in the order of their calls.
 
 An exception of a signal handler may leave a call half done.  It then ends every open persist of the
-storage, and each later call but the close raises an error.
-The future of each `persist` is completed once.
-Source: Flink, FsStateChangelogWriter, its UploadCompletionListener and buildSnapshotResult.  Deviations
-are listed there and at the methods; a local copy is part of a result only if it exists when the result
-is built.
+storage, and each later call but the close raises an error.  The future of each `persist` is
+completed once.
+Source: Flink, FsStateChangelogWriter, its UploadCompletionListener and buildSnapshotResult.
+Deviations are listed there and at the methods; a local copy is part of a result only if it exists
+when the result is built.
 """
 
 from __future__ import annotations
@@ -183,13 +183,13 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
             checkpoint_id: The checkpoint of this persist, >= 0; only a label.
 
         Returns:
-            A future of the handle of [from_sqn, n): n is the next number at the time of the
-            call.  The handle of an empty range is without entries.  It fails with
-            `UploadFailedError`, or with `WriterClosedError` if the writer is closed first.  It
-            cannot be cancelled.  Callbacks run in the writer's mailbox, or without one on the
-            storage's callback threads; never on threads of uploads or timers and never under a lock,
-            so a blocking callback delays only other callbacks.  All of them may call the writer.
-            A callback that is added after the end runs at once, in the thread that adds it.
+            A future of the handle of [from_sqn, n): n is the next number at the time of the call.
+            The handle of an empty range is without entries.  It fails with `UploadFailedError`, or
+            with `WriterClosedError` if the writer is closed first.  It cannot be cancelled.
+            Callbacks run in the writer's mailbox, or without one on the storage's callback threads;
+            never on threads of uploads or timers and never under a lock, so a blocking callback
+            delays only other callbacks.  All of them may call the writer.  A callback that is added
+            after the end runs at once, in the thread that adds it.
 
         Raises:
             ChangesTruncatedError: *from_sqn* is below the truncation point.
@@ -231,10 +231,11 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         """
         Hand the files of [from_sqn, to_sqn) over to the completed checkpoint.
 
-        From here on only the checkpoint side may delete them.  For a set that is uploading this holds
-        when its upload ends; a failed upload ends the confirmation.  Truncated numbers in the range,
-        and changes that were never persisted, are ignored; several checkpoints may be in flight and
-        be confirmed in any order.  Local copies that only older checkpoints use are deleted.
+        From here on only the checkpoint side may delete them.  For a set that is uploading this
+        holds when its upload ends; a failed upload ends the confirmation.  Truncated numbers in the
+        range, and changes that were never persisted, are ignored; several checkpoints may be in
+        flight and be confirmed in any order.  Local copies that only older checkpoints use are
+        deleted.
 
         Raises:
             UsageError: The range is reversed or ends above the next number.

@@ -1,13 +1,15 @@
 """
 Objects that a checkpoint names besides its state: its attachments, and the log that writes them.
 
-The record of a micro-batch lists them.  An attachment has a kind, which is a text here: the features that
-use the kinds know what is in the objects.  Verify, clean-up, copy, fork and forget use this record only.
+The record of a micro-batch lists them.  An attachment has a kind, which is a text here: the
+features that use the kinds know what is in the objects.  Verify, clean-up, copy, fork and forget
+use this record only.
 
-What the tasks of a micro-batch send in their answers becomes one object for each place (an operator and
-a name).  While that object is small and young, the next micro-batch writes it again with its additions,
-and names the new object in place of the one before.  So a little in each micro-batch costs one put, and
-a checkpoint names few objects.  What is too large for an answer is in objects that the task wrote.
+What the tasks of a micro-batch send in their answers becomes one object for each place (an operator
+and a name).  While that object is small and young, the next micro-batch writes it again with its
+additions, and names the new object in place of the one before.  So a little in each micro-batch
+costs one put, and a checkpoint names few objects.  What is too large for an answer is in objects
+that the task wrote.
 """
 
 from __future__ import annotations
@@ -194,9 +196,10 @@ class AttachmentPolicy:
         tail_bytes: An object up to this size is joined with the items of the next micro-batch.
         objects_max: Most objects that a checkpoint names; it names all of its micro-batch.
         checkpoints_max: Most checkpoints whose objects are kept.
-        is_ordered: Whether objects are in the order of their items, so that none is joined with what is
-            younger than a later object.
-        is_required: Whether a micro-batch fails if its items cannot be written; else they are missing.
+        is_ordered: Whether objects are in the order of their items, so that none is joined with
+            what is younger than a later object.
+        is_required: Whether a micro-batch fails if its items cannot be written; else they are
+            missing.
         has_checksum: Whether objects have their own checksum and may be written again.
     """
 
@@ -263,8 +266,8 @@ class AttachmentLog:
     """
     The attachments of one kind, for the checkpoints of one run.
 
-    `entries` writes before the commit, and `committed` notes the commit: what a failed commit wrote is
-    never joined.
+    `entries` writes before the commit, and `committed` notes the commit: what a failed commit wrote
+    is never joined.
 
     Args:
         policy: How they are written, joined and kept.
@@ -297,8 +300,8 @@ class AttachmentLog:
             now_ms: The wall clock.
 
         Raises:
-            StoreError, UnavailableError: A required attachment could not be written: the micro-batch must
-                not be committed.
+            StoreError, UnavailableError: A required attachment could not be written: the
+                micro-batch must not be committed.
 
         Blocks: For the store, where tasks sent items.
         """

@@ -1,10 +1,10 @@
 """
 The audit lines of a location: who changed it, when, how and from which host.
 
-A line is two small objects in `audit/`.  The first is put before the first change of an operation, the
-second after its end, so an operation that was cut off has only the first.  Neither is ever changed or
-deleted by statelog.  What the lines say is a claim of the process that wrote them: a person who can write to
-the location can write any line.
+A line is two small objects in `audit/`.  The first is put before the first change of an operation,
+the second after its end, so an operation that was cut off has only the first.  Neither is ever
+changed or deleted by statelog.  What the lines say is a claim of the process that wrote them: a
+person who can write to the location can write any line.
 Format: docs/reference/formats/audit.md.
 """
 
@@ -323,8 +323,8 @@ def audited(store: ObjectStore, operation: str, **arguments: Json) -> Iterator[A
     """
     Write one audit line if the operation in the `with` block changes a location.
 
-    An operation inside of another one on the same store is part of its line.  An interrupt leaves the line
-    without an end, as a kill does.
+    An operation inside of another one on the same store is part of its line.  An interrupt leaves
+    the line without an end, as a kill does.
     """
     place = store if isinstance(store, LocationStore) else LocationStore(store)
     operated = AuditedOperation(place, operation, dict(arguments), place.before_change)

@@ -55,7 +55,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             checkpoint are divided evenly among them, in this order.
         query_id, batch_id: Spark's names of the query and of the micro-batch.
         location, timeline: The location and the timeline in which the micro-batch was computed.  A
-            later checkpoint of another timeline may have the same record, after a rewind for example.
+            later checkpoint of another timeline may have the same record, after a rewind for
+            example.
         delivery, time_mode: How the query ran.
         now_ms: Processing time of the batch; -1 without.
         watermark_ms: Its watermark; -1 without.  A query that continues from here never has a
@@ -63,7 +64,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         position, position_before: How far the sources were read with the batch and before it, see
             `BatchTimes`; None if unknown.
         source_logs: Entries of the logs of file sources that the batch covers; None if unknown.
-        source_folders: Names of the sources' logs below `sources/`, in their order; None if unknown.
+        source_folders: Names of the sources' logs below `sources/`, in their order; None if
+            unknown.
         output_files: JSON handles of staged rows in separate files.
         went_back_to: The checkpoint of the last rewind of the query, if any.
         checkpoint_location: The query's checkpointLocation, as Spark resolved it; None if unknown.
@@ -72,8 +74,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             `clean_up`; None if the parent is of an earlier run.
         retries: What was repeated: `tasks` (attempts of tasks after their first) of this
             micro-batch, `puts` of claims and of the commit before; None if unknown.
-        attachments: What the checkpoint names besides its state: of this micro-batch, and what is kept of
-            the micro-batches before it.
+        attachments: What the checkpoint names besides its state: of this micro-batch, and what is
+            kept of the micro-batches before it.
     """
 
     operators: tuple[OperatorRecord, ...]

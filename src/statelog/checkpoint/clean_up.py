@@ -6,11 +6,11 @@ are old enough, because a younger object may belong to a checkpoint under way.  
 objects: unknown names, claims, and all objects as long as one retained checkpoint cannot be read.
 
 An owner deletes in batches: many commits, one listing of the tags, and few requests to delete.  A
-checkpoint that a commit subsumed waits in the ledger.  The tags are listed after that commit, however
-much later, so a tag that counts is seen: it was put before the commit.  A deletion needs no look at the
-claims: it names what a reported commit has subsumed, which no later owner restores.  Between two
-micro-batches only results are taken; the requests run in a thread.  What waits is bounded: a full batch
-waits for the requests of the batch before it.
+checkpoint that a commit subsumed waits in the ledger.  The tags are listed after that commit,
+however much later, so a tag that counts is seen: it was put before the commit.  A deletion needs no
+look at the claims: it names what a reported commit has subsumed, which no later owner restores.
+Between two micro-batches only results are taken; the requests run in a thread.  What waits is
+bounded: a full batch waits for the requests of the batch before it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class ParentRelease:
     Args:
         fork_id: The id of the fork.
         parent: URL of the parent's location; "" if it was deleted.
-        tags: The objects of the parent that keep a checkpoint for this fork, which are deleted there.
+        tags: The objects of the parent that keep a checkpoint for this fork, which are deleted
+            there.
         problem: Why nothing can be deleted; "" if it can.
     """
 
@@ -93,8 +94,9 @@ def release_parent(store: LocationStore, fork_id: str, *, apply: bool) -> Parent
     """
     Delete a fork's tag at its parent, and its reference to the parent.
 
-    An earlier call may have deleted either of them; a parent that was deleted is no error.  A tag that
-    names another location is left, and so is one in a bucket or store that the caller has not named.
+    An earlier call may have deleted either of them; a parent that was deleted is no error.  A tag
+    that names another location is left, and so is one in a bucket or store that the caller has not
+    named.
 
     Returns:
         What was deleted, or would be in a dry run; or why it was not.
@@ -359,8 +361,9 @@ class BatchedCleanUp:
         driver     commits ... due ──┐          ┌── CleanUpRequested ──┐          ┌── Deleted ── due? ...
         thread                       └── _listed┘                      └── delete ┘
 
-    `when_due` takes a result where one is ready, and starts what follows.  It waits for one only if twice
-    as many checkpoints wait as make a batch.  `now` does both steps here, after the batch under way.
+    `when_due` takes a result where one is ready, and starts what follows.  It waits for one only if
+    twice as many checkpoints wait as make a batch.  `now` does both steps here, after the batch
+    under way.
 
     Thread: The driver's; requests of a batch run in a thread of their own.
     """

@@ -3,9 +3,9 @@ The coordinator: all tasks acknowledge, and one object commits the checkpoint.
 
 A checkpoint exists once the put-if-absent of `chk-<id>/_metadata` has succeeded.  Every step before
 it can be repeated, and every step after it can be lost.  Decisions are in `core.checkpoint_ledger`.
-Claims and checkpoints are numbered together: an owner that lost the location finds the claim of the next
-one under the number of its next checkpoint.
-Metrics have Flink's names, but their values are about the whole job.
+Claims and checkpoints are numbered together: an owner that lost the location finds the claim of the
+next one under the number of its next checkpoint.  Metrics have Flink's names, but their values are
+about the whole job.
 Source: Flink, CheckpointCoordinator, ChangelogMaterializationMetricGroup and
 ChangelogStateBackendMetricGroup; fencing by claims is our own (Flink has leader election).
 """
@@ -171,7 +171,8 @@ class CheckpointCoordinator:
             CheckpointError: Other owners keep claiming the location (`reason` "contended").
             IncompatibleFormatError: The newest entry has a different format version.
 
-        Blocks: On the store: four round trips (two listings, the newest entry, a put; first a probe).
+        Blocks: On the store: four round trips (two listings, the newest entry, a put; first a
+        probe).
         Thread: the driver's.
         """
         self._entries = Entries(self._store) if entries is None else entries
@@ -204,8 +205,8 @@ class CheckpointCoordinator:
 
         Args:
             checkpoint_id: None for the newest one, or the id of one.
-            begins_timeline: Begin a new timeline, although no checkpoint is given up: the numbers of
-                micro-batches are used again.
+            begins_timeline: Begin a new timeline, although no checkpoint is given up: the numbers
+                of micro-batches are used again.
 
         Returns:
             The checkpoint, read whole and verified; None if the location has none.
@@ -298,8 +299,8 @@ class CheckpointCoordinator:
         """
         Give up the checkpoint under way; garbage collection deletes its uploads.
 
-        If its object may have been put, the owner must call `claim` and `restore` again before the next
-        checkpoint: the object may exist, or may still arrive.
+        If its object may have been put, the owner must call `claim` and `restore` again before the
+        next checkpoint: the object may exist, or may still arrive.
 
         Raises:
             CheckpointError: It is not under way.
@@ -442,7 +443,8 @@ class CheckpointCoordinator:
             FencedError: A commit of this owner was rejected before.
             StoreError: The tags could not be read; nothing was deleted.
 
-        Blocks: On the store, a listing and the requests to delete, if there is anything.   Thread: the driver's.
+        Blocks: On the store, a listing and the requests to delete, if there is anything.   Thread:
+        the driver's.
         """
         return self._clean_ups.now(self._ledger)
 
@@ -524,8 +526,8 @@ def _timeline_after(
     """
     Return the timeline of the checkpoints that continue *base* under a claim.
 
-    It is a new one if a checkpoint is given up, on request, and in a copy, whose claim names another
-    location than the checkpoint.
+    It is a new one if a checkpoint is given up, on request, and in a copy, whose claim names
+    another location than the checkpoint.
     """
     if claim is None:
         return Timeline() if base is None else base.timeline

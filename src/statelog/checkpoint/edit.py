@@ -6,13 +6,14 @@ The edit session: how anything but a query commits.
         ...                                   # write objects of the checkpoint session.checkpoint_id
         session.commit(changes)
 
-A session also pins a checkpoint (`pin`), and makes the first entries of a location that goes on from
-another one (`leave_out`, `commit_first`).
+A session also pins a checkpoint (`pin`), and makes the first entries of a location that goes on
+from another one (`leave_out`, `commit_first`).
 
-The claim fences a query that runs; its next start continues from the new checkpoint.  The record of the
-micro-batch and its staged rows are copied from the checkpoint before, so the query continues at the same
-position of its sources, and a micro-batch whose delivery was interrupted is delivered again.  The audit
-line begins with the first change of the location; a session that changes nothing does not write one.
+The claim fences a query that runs; its next start continues from the new checkpoint.  The record of
+the micro-batch and its staged rows are copied from the checkpoint before, so the query continues at
+the same position of its sources, and a micro-batch whose delivery was interrupted is delivered
+again.  The audit line begins with the first change of the location; a session that changes nothing
+does not write one.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def edit_session(
     Args:
         store: The store of the location.
         operation: Its name, for the audit line and for the owner of the claim.
-        retained: Checkpoints to retain; None for as many as the claimed one does, and two at least, so
-            that the one before can be gone back to.
+        retained: Checkpoints to retain; None for as many as the claimed one does, and two at least,
+            so that the one before can be gone back to.
         clock_ms: Milliseconds since 1970 (UTC).
         arguments: What was asked for, see `audited`.
     """
@@ -204,7 +205,8 @@ class EditSession:
         Commit changes on top of the claimed checkpoint.
 
         Args:
-            changes: What was written, by disjoint ranges of key groups; none for the state as it is.
+            changes: What was written, by disjoint ranges of key groups; none for the state as it
+                is.
             timers_changed: Positions of the operators whose timers may be due at another time.
             output: The staged rows of the micro-batch, in place of the present ones.
             attachments: The attachments, in place of the present ones.
@@ -251,8 +253,8 @@ class EditSession:
         """
         Commit the state of an older checkpoint as the newest one; see `commit_older`.
 
-        Nothing is cleaned up: an active run needs its checkpoints until its next commit, where it is
-        fenced.
+        Nothing is cleaned up: an active run needs its checkpoints until its next commit, where it
+        is fenced.
         """
         return commit_older(self._coordinator, self._store, checkpoint_id, **changed)
 
@@ -271,8 +273,8 @@ class EditSession:
         Pin a checkpoint, so that it is retained; raises as `put_tag` and `keep_tag`.
 
         Args:
-            tag: The tag.  With a path it is the tag of an earlier call, which may have ended before it
-                checked that the checkpoint is retained.
+            tag: The tag.  With a path it is the tag of an earlier call, which may have ended before
+                it checked that the checkpoint is retained.
             facts: See `TagContent`.
             files: See `TagContent`.
 

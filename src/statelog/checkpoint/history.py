@@ -1,9 +1,9 @@
 """
 Read the entries of a location back: which exist, and which checkpoint is the newest.
 
-Checkpoints and claims are entries of one sequence, `chk-<number>/_metadata`.  The highest entry is the
-newest checkpoint, or a claim, which names it.  A location is also found by the checkpointLocation that
-has it.
+Checkpoints and claims are entries of one sequence, `chk-<number>/_metadata`.  The highest entry is
+the newest checkpoint, or a claim, which names it.  A location is also found by the
+checkpointLocation that has it.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class Entries:
     """
     The entries of a location, each read at most once.
 
-    Entries never change.  An owner may delete entries while they are read here; then the listing is taken
-    again.
+    Entries never change.  An owner may delete entries while they are read here; then the listing is
+    taken again.
     """
 
     def __init__(self, store: ObjectStore, ids: list[int] | None = None) -> None:
@@ -388,8 +388,8 @@ def open_state(
     """
     Return the store of a state location.
 
-    A location wins over a folder of the same name inside it.  A path with neither is returned as it is:
-    the caller says what is missing.
+    A location wins over a folder of the same name inside it.  A path with neither is returned as it
+    is: the caller says what is missing.
     """
     store = open_existing_store(location, options=options)
     if is_state(store) or STATE_FOLDER not in store.list_folders():

@@ -1,9 +1,9 @@
 """
 Who may write: claims, which are entries of the sequence of checkpoints.
 
-A new owner puts its claim under the first free number, so that the owner before it finds the claim at
-exactly the number that it wants.  A claim is never deleted.  There is no clock and no lease.  The proof is
-in docs/contributing/protocol.md.
+A new owner puts its claim under the first free number, so that the owner before it finds the claim
+at exactly the number that it wants.  A claim is never deleted.  There is no clock and no lease.
+The proof is in docs/contributing/protocol.md.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
     """
     Return the identity of the location, and the timeline that its newest entry is of.
 
-    The first claim makes the identity.  The first claim of a copy begins a timeline: the location that
-    it was copied from may go on too.
+    The first claim makes the identity.  The first claim of a copy begins a timeline: the location
+    that it was copied from may go on too.
     """
     top = entries.top()
     if isinstance(top, CorruptionError):
@@ -149,8 +149,8 @@ def _check_location(entries: Entries, lowest: Entry, location_id: str) -> None:
     """
     Check that the newest entry is of this location.
 
-    A driver of a location that was deleted, and made again at the same place, may still run: its next
-    number may be free in the new one.
+    A driver of a location that was deleted, and made again at the same place, may still run: its
+    next number may be free in the new one.
     """
     own_id, _ = _history_of(lowest)
     if location_id == own_id:
@@ -170,9 +170,10 @@ def _pins_if_last(entries: Entries, claim: ClaimRecord) -> tuple[Pin, ...] | Non
     """
     Return the pins of the location; None if the number of a claim was not the first free one.
 
-    Deletions leave gaps.  A claim in a gap fences no owner; there is a higher entry then.  But the entry
-    that a listing has may be deleted before the question about it: an owner that was not fenced has
-    committed a higher one.  So only a listing without new numbers shows that there is none.
+    Deletions leave gaps.  A claim in a gap fences no owner; there is a higher entry then.  But the
+    entry that a listing has may be deleted before the question about it: an owner that was not
+    fenced has committed a higher one.  So only a listing without new numbers shows that there is
+    none.
     """
     store = entries.store
     (_, pins), _ = ask_both(

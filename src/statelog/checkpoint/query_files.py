@@ -3,10 +3,10 @@ A query's checkpointLocation as files: its id, planned and finished micro-batche
 
 Spark writes `metadata` before the first micro-batch of a query, and `offsets/<batch>`, with the end
 offsets of a micro-batch, before each.  `commits/<batch>` exists when it is finished, and
-`sources/<folder>/<entry>` is the log of a file source.  On local disk Hadoop writes a file of checksums
-next to each of them.
-Source: Spark's StreamMetadata, OffsetSeqLog, StreamingQueryCheckpointMetadata, HDFSMetadataLog; Hadoop's
-ChecksumFileSystem.
+`sources/<folder>/<entry>` is the log of a file source.  On local disk Hadoop writes a file of
+checksums next to each of them.
+Source: Spark's StreamMetadata, OffsetSeqLog, StreamingQueryCheckpointMetadata, HDFSMetadataLog;
+Hadoop's ChecksumFileSystem.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Find the checkpoint that a restart continues from.
 
-A restart continues from the newest checkpoint, or from one given by its id.  Objects that only older
-checkpoints reached may still be stored, if their owner died before the clean-up.
+A restart continues from the newest checkpoint, or from one given by its id.  Objects that only
+older checkpoints reached may still be stored, if their owner died before the clean-up.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Entries that an owner looks at after its start.
 
 More than the checkpoints that an owner leaves to be deleted.
 
-Claims stay for ever, so without a bound each start would read all of them.  Older leftovers, of owners that
-died one after the other, are deleted by `collect_garbage`.
+Claims stay for ever, so without a bound each start would read all of them.  Older leftovers, of
+owners that died one after the other, are deleted by `collect_garbage`.
 """
 
 
@@ -53,8 +53,8 @@ class RestorePoint:
     Args:
         stored: The checkpoint to continue from; None for a location without any.
         retained: It and the older ones that can be restored, ascending.
-        leftovers: The newest entries that are neither retained nor needed by a retained one: checkpoints
-            whose owner ended before the clean-up, and claims; at most `LEFTOVERS_MAX`.
+        leftovers: The newest entries that are neither retained nor needed by a retained one:
+            checkpoints whose owner ended before the clean-up, and claims; at most `LEFTOVERS_MAX`.
         given_up: Newer checkpoints that are given up with the first commit, ascending.
         pins: The pins of the location.
     """
@@ -82,9 +82,9 @@ def find_restore_point(
         leftovers   retained  BASE   given up           claims
         3 4         5 7       8      9 11               6 10 12
 
-    Those that the base retains, or a pin holds, can still be restored.  Newer ones are given up with the
-    first commit.  What is neither, nor needed by a retained one, is a leftover: its owner ended before
-    the clean-up.  Claims are none of these, and stay.
+    Those that the base retains, or a pin holds, can still be restored.  Newer ones are given up
+    with the first commit.  What is neither, nor needed by a retained one, is a leftover: its owner
+    ended before the clean-up.  Claims are none of these, and stay.
     """
     store = entries.store
     _, pins_of_location = ask_both(

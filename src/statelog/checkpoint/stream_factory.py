@@ -174,7 +174,8 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
             UploadFailedError: The attempts of *put* failed.
 
         Blocks: On the store, above the threshold.   Thread: the stream's.
-        Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates: one put, here, writes all bytes.
+        Source: Flink, FsCheckpointStateOutputStream.closeAndGetHandle; deviates: one put, here,
+        writes all bytes.
         """
         self._end_piece()
         pieces = self._pieces  # `close` of another thread replaces the list
@@ -560,14 +561,15 @@ class FsCheckpointStreamFactory:
         """
         Copy state into the folder of *scope*; return the handles of the copies.
 
-        Objects keep their file names if these are free and the store answers the first request; else
-        they get new names.  Inline state is returned unchanged.
+        Objects keep their file names if these are free and the store answers the first request;
+        else they get new names.  Inline state is returned unchanged.
 
         Raises:
             UsageError: *scope* or a handle is of another class.
             ObjectNotFoundError: An object does not exist.
             CorruptionError: An object does not have the checksum of its handle.
-            StoreError: The folder does not exist on local disk, or the store failed.  After any of these errors no copy remains.
+            StoreError: The folder does not exist on local disk, or the store failed.  After any of
+                these errors no copy remains.
 
         Blocks: On the store, once to read and once to write each object.   Thread: any.
         Source: Flink, FsCheckpointStreamFactory.duplicate; deviates: every store supports it,

@@ -1,12 +1,14 @@
 """
 Tags: checkpoints that stay readable and restorable although newer ones subsume them.
 
-A tag is one object, `tags/<kind>/<name>/<checkpoint>-<attempt>`.  Its name alone pins the checkpoint, so
-one listing tells a clean-up what it must keep; its content is for people and for `fork`.
+A tag is one object, `tags/<kind>/<name>/<checkpoint>-<attempt>`.  Its name alone pins the
+checkpoint, so one listing tells a clean-up what it must keep; its content is for people and for
+`fork`.
 
 A tag is safe while a query runs, without a lock.  The query lists the tags after a commit and
-before it deletes what that commit subsumed, once for many commits.  A new tag is put first, and then counts only if the newest
-checkpoint still retains the tagged one: every later clean-up sees the tag.
+before it deletes what that commit subsumed, once for many commits.  A new tag is put first, and
+then counts only if the newest checkpoint still retains the tagged one: every later clean-up sees
+the tag.
 Format: docs/reference/formats/tags.md.
 """
 
@@ -235,8 +237,8 @@ class ReaderPosition:
         """
         Record that all up to a checkpoint was read.
 
-        The new position is put before the old one is deleted, so that no clean-up in between deletes
-        what was not read.
+        The new position is put before the old one is deleted, so that no clean-up in between
+        deletes what was not read.
         """
         before = self._tags()
         if not any(

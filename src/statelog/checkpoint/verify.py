@@ -60,14 +60,15 @@ class VerifiedObject:
 
     Args:
         path: Its name.
-        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), the kind of another
-            attachment, such as "side output", or "other" (another object that the engine needs).
+        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), the kind
+            of another attachment, such as "side output", or "other" (another object that the engine
+            needs).
         size_bytes: Bytes read; 0 if it could not be read.
         change_sets: Change sets verified in it, of those that checkpoints refer to.
         problem: What is wrong with it, or "".
         finding: "ok", "damaged", "missing", or "newer": written by a newer statelog, not damaged.
-        offset: Where the damage begins, if that is known: as the problem says, a byte of the file or
-            an offset in its uncompressed payload.
+        offset: Where the damage begins, if that is known: as the problem says, a byte of the file
+            or an offset in its uncompressed payload.
         checkpoints: The retained checkpoints that need it, ascending.
     """
 
@@ -149,7 +150,8 @@ class SoundCheckpoints:
     """
     Finds the newest checkpoint that can be restored, from the results of a verify.
 
-    Attributes: `retained`: the checkpoints named by results; `unsound`: those that cannot be restored.
+    Attributes: `retained`: the checkpoints named by results; `unsound`: those that cannot be
+    restored.
     """
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@ The frame of the command line: `statelog VERB ...`.
     output   the console, tables, JSON, errors
     rows     rows of state and of tables
 
-A verb is a function in the folder of its feature, next to what it runs.  The verbs of the core are here:
-checkpoints, changelog, audit, gc.
+A verb is a function in the folder of its feature, next to what it runs.  The verbs of the core are
+here: checkpoints, changelog, audit, gc.
 """
 
 from statelog.extras import require

@@ -63,9 +63,9 @@ def changelog(
     Print the changes in a changelog file or in a checkpoint: sizes and digests, one change per line.
 
     Columns: the offset of the change set, the key group, the size of the value in bytes, and its
-    SHA-256; --values adds the encoded value.  Key group -1 contains metadata, which every reader receives.
-    Every checksum of the file is verified first.  For a claim, the command prints its owner.
-    `statelog diff` prints what changed in the state.
+    SHA-256; --values adds the encoded value.  Key group -1 contains metadata, which every reader
+    receives.  Every checksum of the file is verified first.  For a claim, the command prints its
+    owner.  `statelog diff` prints what changed in the state.
 
     Examples:
         statelog changelog s3://bucket/jobs/totals/chk-41/_metadata

@@ -2,9 +2,9 @@
 The entry point: the table of verbs, exit codes, and errors without tracebacks.
 
 Exit status: 0 success, 1 a finding (damage, an object that could not be deleted, a store that
-failed), 2 a wrong call, 130 interrupted, 141 standard output was closed.
-A verb is a function in the folder of its feature, and one row in the table.  Its docstring is its help,
-and ends with its examples.
+failed), 2 a wrong call, 130 interrupted, 141 standard output was closed.  A verb is a function in
+the folder of its feature, and one row in the table.  Its docstring is its help, and ends with its
+examples.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 What all verbs print with: lines, tables, JSON, errors, and what a dry run reports.
 
-All output of the command line is written here.  The console and the table take their content as plain
-text: they escape control characters, and they ignore markup.  One call of `say` prints one line, so
-a line break in a stored name does not begin a line.
+All output of the command line is written here.  The console and the table take their content as
+plain text: they escape control characters, and they ignore markup.  One call of `say` prints one
+line, so a line break in a stored name does not begin a line.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def print_table(
     """
     Print a table; columns with *numbers* are aligned to the right.
 
-    The *whole* columns are not wrapped.  The column *cut* is shortened if the terminal is too narrow.
+    The *whole* columns are not wrapped.  The column *cut* is shortened if the terminal is too
+    narrow.
     """
     table = PlainTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     lines = list(rows)

@@ -190,8 +190,8 @@ class ChangeLog:
     Invariants:
       1. every number in [lowest, active) is in exactly one of not_uploaded, uploading, failed,
          uploaded; numbers outside are in none (after the close: all are empty);
-      2. an open persist misses at least one set, and each set it misses is uploading, or is truncated
-         and still uploading for a checkpoint that was confirmed;
+      2. an open persist misses at least one set, and each set it misses is uploading, or is
+         truncated and still uploading for a checkpoint that was confirmed;
       3. `pending_bytes` is the summed size of the sets in not_uploaded;
       4. lowest and active never decrease;
       5. a set that was confirmed while it is uploading is handed over when the upload ends, also if

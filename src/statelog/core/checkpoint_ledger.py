@@ -118,8 +118,8 @@ class CleanUpRequested:
     The engine runs the clean-up.
 
     Args:
-        pins: The pins of the location, read after the commits that subsumed *subsumed*; None if they
-            were not read, which is allowed while no checkpoint was subsumed since.
+        pins: The pins of the location, read after the commits that subsumed *subsumed*; None if
+            they were not read, which is allowed while no checkpoint was subsumed since.
         leftovers: Checkpoints of earlier owners that are no longer retained.
         subsumed: The checkpoints that are settled by these pins; None for all.
     """

@@ -1,9 +1,9 @@
 """
 The micro-batch that a target has, with its history, and whether another one may be written to it.
 
-The number of a micro-batch does not say whose rows it has: after a rewind, in a fork and in a restored
-copy the same number has other rows.  So a target records location, timeline, number and plan, and only
-equal records mean "written already".
+The number of a micro-batch does not say whose rows it has: after a rewind, in a fork and in a
+restored copy the same number has other rows.  So a target records location, timeline, number and
+plan, and only equal records mean "written already".
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DeliveredBatch:
         timeline: The timeline of the location in which the rows were computed, >= 0.
         batch_id: The number that Spark gave, >= 0.
         plan: Digest of the source offsets that the micro-batch covers; empty if unknown.
-        run_timeline: The timeline of the driver that delivers it.  It is later than *timeline* where a
-            micro-batch from before a rewind is delivered again.
+        run_timeline: The timeline of the driver that delivers it.  It is later than *timeline*
+            where a micro-batch from before a rewind is delivered again.
 
     Raises:
         UsageError: A number is negative, or a text has a separator.
@@ -115,13 +115,13 @@ class DeliveredBatch:
         Return whether a target has this micro-batch; False if it is to be written.
 
         Args:
-            last: The record of the newest micro-batch of this query in the target; None without one.
-                An empty location or plan in it is unknown.
+            last: The record of the newest micro-batch of this query in the target; None without
+                one.  An empty location or plan in it is unknown.
             target: The target, for the error.
 
         Raises:
-            FencedError: The target has a micro-batch of a later timeline: the query was rewound, and
-                another driver runs it.
+            FencedError: The target has a micro-batch of a later timeline: the query was rewound,
+                and another driver runs it.
             CheckpointError: The target is ahead of the query, or has other rows under this number
                 (`reason` "gap").
         """

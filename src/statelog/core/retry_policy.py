@@ -1,9 +1,9 @@
 """
 When an upload or a request is sent again, and how long an attempt may take.
 
-A request that failed for the moment is repeated a number of times and for a bounded time.  A request
-that the store refused, because credentials have expired and are being renewed, is repeated for a
-shorter time, and after a few attempts it is reported if the credentials have never worked.
+A request that failed for the moment is repeated a number of times and for a bounded time.  A
+request that the store refused, because credentials have expired and are being renewed, is repeated
+for a shorter time, and after a few attempts it is reported if the credentials have never worked.
 Source: Flink, RetryPolicy.  Deviation: a retry can back off exponentially, with jitter.
 """
 

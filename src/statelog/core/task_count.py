@@ -81,9 +81,9 @@ class TaskCount:
     """
     Chooses the number of tasks of each micro-batch.
 
-    The most expensive of the last three micro-batches counts, and there are fewer tasks only where the
-    work is clearly less.  A burst is under-provisioned for at
-    most one micro-batch, and not at all where the size of the input is known.
+    The most expensive of the last three micro-batches counts, and there are fewer tasks only where
+    the work is clearly less.  A burst is under-provisioned for at most one micro-batch, and not at
+    all where the size of the input is known.
     """
 
     def __init__(self, bounds: TaskBounds, task_work_ms: float = TASK_WORK_MS) -> None:

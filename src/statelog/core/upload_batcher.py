@@ -2,8 +2,8 @@
 Decide when to upload, which tasks together, and which tasks wait.
 
 While less than the limit is in flight the next task is admitted, whatever its size; at the limit
-tasks wait in their order.  Admitted tasks form a queue, and the whole queue is uploaded as one batch,
-which becomes one file:
+tasks wait in their order.  Admitted tasks form a queue, and the whole queue is uploaded as one
+batch, which becomes one file:
 
 - at once, if no upload is running (waiting for an idle uploader gains nothing);
 - when it has `threshold_bytes`;

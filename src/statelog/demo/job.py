@@ -93,8 +93,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     The configuration of one run of the job.
 
     Args:
-        folder: Where `input` is read from, and where `spark`, the checkpointLocation, and `output`, the
-            sink, are written.
+        folder: Where `input` is read from, and where `spark`, the checkpointLocation, and `output`,
+            the sink, are written.
         location: State location, a path or URL.
         operator: Settings of `transform_with_state`.
         master: Spark's master.

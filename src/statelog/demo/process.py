@@ -109,8 +109,8 @@ class JobProcess(ClosesAtExit):
     """
     One run of the job.
 
-    All its processes end with the `with` block at the latest; `process` is the driver, the leader of
-    their session.
+    All its processes end with the `with` block at the latest; `process` is the driver, the leader
+    of their session.
     """
 
     def __init__(

@@ -88,8 +88,8 @@ def write_orders(folder: Path, *, orders: int, days: int, seed: int = 1) -> None
     """
     Write a CSV file of order lines for each day.
 
-    Customers order with very different frequency, some abroad, and return goods (negative quantities).
-    A seed gives the same bytes on every machine.
+    Customers order with very different frequency, some abroad, and return goods (negative
+    quantities).  A seed gives the same bytes on every machine.
     """
     chance = random.Random(seed)
     folder.mkdir(parents=True)

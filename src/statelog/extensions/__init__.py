@@ -2,8 +2,8 @@
 Features, each in one folder with all that it has; the engine does not name them.
 
 A feature is imported at its first use, through a table of the engine: a face through
-`statelog.spark.query.face`, what takes part in micro-batches through `statelog.spark.extension_table`.
-Extensions do not import each other.
+`statelog.spark.query.face`, what takes part in micro-batches through
+`statelog.spark.extension_table`.  Extensions do not import each other.
 
     columns         processors of columns, their state in slots, and `aggregate`
     recordings      what chosen keys see, for a replay

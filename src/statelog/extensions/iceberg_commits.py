@@ -13,8 +13,8 @@ def keep_files_of_failed_commits(commit: Transaction) -> None:
     """
     Let PyIceberg keep the files of each attempt of *commit*.
 
-    PyIceberg deletes the files of an attempt that it takes for failed.  The answer may have been lost, or
-    the catalog may have stored the commit later: then the files are live.
+    PyIceberg deletes the files of an attempt that it takes for failed.  The answer may have been
+    lost, or the catalog may have stored the commit later: then the files are live.
     """
     register = commit._register_snapshot_producer
 

@@ -2,9 +2,9 @@
 Arrow and Parquet from storage, checked before use.
 
 A forged Arrow message can declare buffers that end beyond its bytes, offsets that point outside of
-their buffer, and compressed buffers of any size.  Arrow checks them on request only.  So the declared
-sizes are compared with the stored ones first (`format.buffers`), and the arrays are validated in
-full before anything reads a value.
+their buffer, and compressed buffers of any size.  Arrow checks them on request only.  So the
+declared sizes are compared with the stored ones first (`format.buffers`), and the arrays are
+validated in full before anything reads a value.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """
 One array made of several, within the limit of Arrow's 32-bit offsets.
 
-Texts, binary data, lists and maps are found by 32-bit offsets, so that one array holds at most 2 GiB of them.
-Beyond that Arrow returns several chunks, or fails without the name of the data.  What needs one array asks
-here, and gets it or a `CapacityError` with the name.  What can work with several arrays asks for `batches_of`.
+Texts, binary data, lists and maps are found by 32-bit offsets, so that one array holds at most 2
+GiB of them.  Beyond that Arrow returns several chunks, or fails without the name of the data.  What
+needs one array asks here, and gets it or a `CapacityError` with the name.  What can work with
+several arrays asks for `batches_of`.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ def _decode_rows(view: memoryview, offset: int) -> tuple[ChangeRows, int] | None
     """
     Decode a set of few changes; return it and its end.
 
-    None for a larger set, and for one that looks damaged: the general decoder reports what is wrong.
+    None for a larger set, and for one that looks damaged: the general decoder reports what is
+    wrong.
     """
     limit = len(view)
     position = offset + INT_SIZE

@@ -3,8 +3,8 @@
 
 The payload contains the change sets that tasks handed over inline.  The trailer section `CKPT`
 lists the parts of the checkpoint (format/checkpoint_record.py); further sections belong to callers.
-So one put-if-absent makes the log and the checkpoint durable at once.
-The format is documented in docs/reference/formats/checkpoint_metadata.md.
+So one put-if-absent makes the log and the checkpoint durable at once.  The format is documented in
+docs/reference/formats/checkpoint_metadata.md.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ The record of an entry: the section `CKPT` of a `_metadata` object, of a checkpo
     kind           := 0 checkpoint | 1 claim
     record         := JSON, `record_length` bytes of it once uncompressed
 
-The record of a checkpoint is laid out in columns with a table of files, because hundreds of log handles
-repeat the same few names and numbers.  A claim says who owns the location from its number on.
-The format is documented in docs/reference/formats/checkpoint_metadata.md.
-Source: Flink, MetadataV6Serializer, for the content of a checkpoint.  The bytes are our own; Flink elects
-a leader outside of the checkpoint storage.
+The record of a checkpoint is laid out in columns with a table of files, because hundreds of log
+handles repeat the same few names and numbers.  A claim says who owns the location from its number
+on.  The format is documented in docs/reference/formats/checkpoint_metadata.md.
+Source: Flink, MetadataV6Serializer, for the content of a checkpoint.  The bytes are our own; Flink
+elects a leader outside of the checkpoint storage.
 """
 
 from __future__ import annotations

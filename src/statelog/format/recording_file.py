@@ -1,8 +1,8 @@
 """
 The frame of a file with recordings: its header, and the checksum of its body.
 
-The body is decoded by `extensions.recordings.format`, which has the layout of the whole file.  The frame is
-enough to verify one.
+The body is decoded by `extensions.recordings.format`, which has the layout of the whole file.  The
+frame is enough to verify one.
 """
 
 from __future__ import annotations

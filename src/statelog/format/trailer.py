@@ -250,8 +250,8 @@ def check_mark(data: Buffer, *, where: str = "") -> None:
     """
     Refuse a file whose trailer is intact but for its mark.
 
-    To `read_trailer` such a file is Flink's: its change sets are read all the same, verified by
-    the checksums of their handles.  Call this where there are no handles, or where every byte counts.
+    To `read_trailer` such a file is Flink's: its change sets are read all the same, verified by the
+    checksums of their handles.  Call this where there are no handles, or where every byte counts.
     """
     view = memoryview(data)
     if len(view) < FOOTER.size or bytes(view[-len(MAGIC) :]) == MAGIC:

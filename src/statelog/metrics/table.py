@@ -6,10 +6,11 @@ spelling.  The others are statelog's own: durations of phases, ages of queues, a
 Source: Flink, ChangelogStorageMetricGroup, ChangelogMaterializationMetricGroup,
 ChangelogStateBackendMetricGroup.  Deviations are described at the metric.
 
-A figure is declared by a field of `BatchFigures`, or by an extension, see `DriverExtension.figures`.  A
-task counts it under its name, see `TaskAck.figures`, and the driver combines the counts by the kind of the
-figure.  The result is in the record of the checkpoint, in `BatchProgress`, in Spark's progress (there its
-name is in camelCase), in the report, and where the figure has a metric, in what is exported.
+A figure is declared by a field of `BatchFigures`, or by an extension, see
+`DriverExtension.figures`.  A task counts it under its name, see `TaskAck.figures`, and the driver
+combines the counts by the kind of the figure.  The result is in the record of the checkpoint, in
+`BatchProgress`, in Spark's progress (there its name is in camelCase), in the report, and where the
+figure has a metric, in what is exported.
 """
 
 from __future__ import annotations

@@ -8,17 +8,17 @@ number of tasks may change.  So the rule is applied per key group, and handles a
 runs of key groups for which they still count.
 
 A location has an identity, which its first claim makes.  A rewind, a fork and a copy begin a new
-*timeline* of it: the checkpoints after a given one are given up, and later ones continue that one.  A
-checkpoint names its timeline, and the timelines before it with the last checkpoint that it has of
+*timeline* of it: the checkpoints after a given one are given up, and later ones continue that one.
+A checkpoint names its timeline, and the timelines before it with the last checkpoint that it has of
 each.  So two checkpoints of one number are told apart by what one of them says.
 
-A *pin* keeps a checkpoint although the retention would give it up.  A tag pins one checkpoint.  A reader
-that follows a location pins its position and everything newer, up to a bound, so that a reader that is
-never started again does not fill the store.
+A *pin* keeps a checkpoint although the retention would give it up.  A tag pins one checkpoint.  A
+reader that follows a location pins its position and everything newer, up to a bound, so that a
+reader that is never started again does not fill the store.
 Source: PostgreSQL, timelines and timeline history files; Flink, ChangelogStateBackendHandle and
-CompletedCheckpoint.  Deviations: a task acknowledges
-only the log that is new since the last checkpoint, and the coordinator keeps the list; covering is
-decided per key group instead of per task, so that rescaling never replays old over new.
+CompletedCheckpoint.  Deviations: a task acknowledges only the log that is new since the last
+checkpoint, and the coordinator keeps the list; covering is decided per key group instead of per
+task, so that rescaling never replays old over new.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class CheckpointPosition:
     """
     A checkpoint, named so that no other history has the same name.
 
-    What remembers a checkpoint outside of its location remembers this: offsets of readers, published
-    tables, replicas.
+    What remembers a checkpoint outside of its location remembers this: offsets of readers,
+    published tables, replicas.
 
     Args:
         location_id: The identity of its location.
@@ -315,8 +315,8 @@ class CompletedCheckpoint:
         """
         Yield the objects that it needs, its own metadata not counted; one for each part.
 
-        With each is the part of the state in it.  The engine's other objects follow with None and an
-        unknown size.
+        With each is the part of the state in it.  The engine's other objects follow with None and
+        an unknown size.
         """
         yield from file_parts(self)
         listed = self.properties.get(OBJECTS_PROPERTY)
@@ -419,8 +419,8 @@ class Pin:
 
     Args:
         checkpoint_id: The pinned checkpoint, >= 0.
-        newest: 0 to pin this checkpoint only.  Otherwise this one and every newer one are pinned, as
-            long as they are among this many newest ids.
+        newest: 0 to pin this checkpoint only.  Otherwise this one and every newer one are pinned,
+            as long as they are among this many newest ids.
     """
 
     checkpoint_id: int

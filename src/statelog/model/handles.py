@@ -3,12 +3,13 @@ Handles: how a checkpoint refers to bytes.
 
 A handle is small, immutable, and has a JSON form, because workers send it to the driver and
 checkpoint metadata stores it.  Paths are relative to the root of the store, so that a state
-location can be copied or mounted elsewhere.  Metadata may be forged, and must not make a reader open,
-or a clean-up delete, anything outside of that root.  So every name passes through `checked_path` when
-metadata is decoded.
+location can be copied or mounted elsewhere.  Metadata may be forged, and must not make a reader
+open, or a clean-up delete, anything outside of that root.  So every name passes through
+`checked_path` when metadata is decoded.
 Source: Flink, StreamStateHandle, FileStateHandle, ByteStreamStateHandle,
-ChangelogStateHandleStreamImpl and SnapshotResult.  Deviations: relative paths; each entry also carries the size and
-the checksum of its change set, so that one set can be read and verified without the rest.
+ChangelogStateHandleStreamImpl and SnapshotResult.  Deviations: relative paths; each entry also
+carries the size and the checksum of its change set, so that one set can be read and verified
+without the rest.
 """
 
 from __future__ import annotations
@@ -263,7 +264,8 @@ class ChangelogStateHandle:
         """
         Return the handle for a task that owns *key_group_range*.
 
-        The result is None without overlap.  The entries stay whole; readers drop foreign key groups.
+        The result is None without overlap.  The entries stay whole; readers drop foreign key
+        groups.
         """
         overlap = self.key_group_range.intersection(key_group_range)
         return replace(self, key_group_range=overlap) if len(overlap) else None

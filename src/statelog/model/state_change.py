@@ -1,8 +1,9 @@
 """
 Changes of state: one by one, and in columns.
 
-A record has no number of its own; a *change set* has one.  Ranges of numbers are half-open.  Between the append and the file,
-changes travel as columns: an integer array of key groups and an Arrow binary array of values.
+A record has no number of its own; a *change set* has one.  Ranges of numbers are half-open.
+Between the append and the file, changes travel as columns: an integer array of key groups and an
+Arrow binary array of values.
 Source: Flink, SequenceNumber, SequenceNumberRange, StateChange and StateChangeSet (row-wise there);
 one class of numbers instead of an interface with one implementation.
 """

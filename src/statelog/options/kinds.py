@@ -29,8 +29,8 @@ class Kind(Generic[T_co]):
 
     Args:
         name: Its name in documentation.
-        read: Returns the value from text or from a Python value.  It raises `ValueError`, `TypeError`
-            or `LookupError` for another one, or a `UsageError` that says more.
+        read: Returns the value from text or from a Python value.  It raises `ValueError`,
+            `TypeError` or `LookupError` for another one, or a `UsageError` that says more.
         form: What the value must be, for errors; "" for the name.
         check: Rejects a Python value of another type, also text where the value is none.
         shows_value: Whether an error may show a wrong value.

@@ -2,9 +2,9 @@
 Options as values: plain, typed, with their units in the name or the type.
 
 There is one class for each component that takes options.  Each field declares an option, once: see
-`declaration.py`; a new field needs no other place.  The defaults are Flink 2.3.0's unless a comment says
-otherwise.  Source of Flink's keys: Flink 2.3.0, FsStateChangelogOptions, StateChangelogOptions,
-CheckpointingOptions.
+`declaration.py`; a new field needs no other place.  The defaults are Flink 2.3.0's unless a comment
+says otherwise.  Source of Flink's keys: Flink 2.3.0, FsStateChangelogOptions,
+StateChangelogOptions, CheckpointingOptions.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ class ChangelogOptions:
     Args:
         base_path: Root of the changelog files, where it is not given in code.
         compression_enabled: Snappy-frame the files.
-        preemptive_persist_threshold_bytes: Bytes of changes (cut or not) that a writer holds before it
-            uploads them ahead of a checkpoint; 0 uploads every append.
+        preemptive_persist_threshold_bytes: Bytes of changes (cut or not) that a writer holds before
+            it uploads them ahead of a checkpoint; 0 uploads every append.
         batch_persist_delay: Longest time an upload waits for others to share its file.
-        batch_persist_size_threshold_bytes: Waiting bytes, of all writers, that are uploaded at once; at
-            most `changelog.upload.max-in-flight`.
+        batch_persist_size_threshold_bytes: Waiting bytes, of all writers, that are uploaded at
+            once; at most `changelog.upload.max-in-flight`.
         batch_fixed_delay: Wait for the delay even if no upload is running, as Flink does.
         upload_num_threads: Concurrent uploads.
         discard_num_threads: Concurrent deletions.
-        upload_max_in_flight_bytes: Bytes queued or uploading, of all writers, at which callers wait; the
-            task that reaches it is taken whole.
+        upload_max_in_flight_bytes: Bytes queued or uploading, of all writers, at which callers
+            wait; the task that reaches it is taken whole.
         upload_retry_policy: How a failed attempt is repeated; `exponential` is not in Flink.
         upload_timeout: Age of an attempt at which a hedged attempt starts; 0 for never.
         upload_max_attempts: Attempts of one upload, the first included.
         upload_next_attempt_delay: Delay after an error; for `exponential` the first one.
         backpressure_timeout: Longest wait of a caller for upload capacity.
-        download_local_cache_idle_timeout: Time after its last use at which a downloaded file is deleted
-            from local disk.
-        download_local_cache_max_bytes: Bound of the downloaded files on local disk: the least recently
-            used are deleted first, larger files are not kept, and 0 keeps none.
+        download_local_cache_idle_timeout: Time after its last use at which a downloaded file is
+            deleted from local disk.
+        download_local_cache_max_bytes: Bound of the downloaded files on local disk: the least
+            recently used are deleted first, larger files are not kept, and 0 keeps none.
 
     Raises:
         InvalidOptionsError: A value is out of its range, or two contradict each other.
@@ -176,8 +176,8 @@ class CheckpointOptions:
 
     Args:
         retained: Completed checkpoints that can be restored.
-        compress_metadata: Snappy-frame the change sets inside `_metadata`; the file is written plain if
-            the record and the staged output exceed 16 MiB.
+        compress_metadata: Snappy-frame the change sets inside `_metadata`; the file is written
+            plain if the record and the staged output exceed 16 MiB.
         min_age_of_orphans: Garbage collection keeps younger objects; must exceed the time from an
             upload to the commit of its checkpoint.
 
@@ -209,8 +209,8 @@ class StreamOptions:
 
     Args:
         data_inline_threshold_bytes: State up to this size stays in its handle.  In a query: changes
-            and rows of one task up to this size are stored in the one object of the micro-batch, larger
-            ones in files.
+            and rows of one task up to this size are stored in the one object of the micro-batch,
+            larger ones in files.
         write_buffer_size_bytes: Small writes to a checkpoint stream are collected in pieces of this
             size; raised to the threshold.
 
@@ -275,8 +275,8 @@ class StateOptions:
     Args:
         backend: auto: in memory while it fits into `memoryBudget`, else on the host's disk. memory:
             never on disk. disk: on disk after every restart, however small.
-        local_directory: Folder on each host for state on its disk; by default a folder of the user in
-            the system's temporary directory.
+        local_directory: Folder on each host for state on its disk; by default a folder of the user
+            in the system's temporary directory.
 
     Raises:
         InvalidOptionsError: A value is out of range.
@@ -299,7 +299,8 @@ class LocalRecoveryOptions:
     `FsStateChangelogStorage.from_options` and `LocalRecoveryConfig.of` read them.
 
     Args:
-        backup: Write local copies of uploaded files; by default the value of `local-recovery.recovery`.
+        backup: Write local copies of uploaded files; by default the value of
+            `local-recovery.recovery`.
         recovery: Read local copies where they exist.
         directories: Directories of this host for local copies.
 

@@ -146,8 +146,8 @@ class ThreadLock(_RLock):
 
     One thread cannot acquire it twice: a callback under the lock fails at once.  No exception of a
     signal handler leaves it held: `__exit__` is a function in C, inside which no handler runs, and
-    `__enter__` releases it where a handler raises.  A forked child is refused, because a thread that
-    does not exist there may hold the lock.
+    `__enter__` releases it where a handler raises.  A forked child is refused, because a thread
+    that does not exist there may hold the lock.
     """
 
     __slots__ = ("_generation", "_waiters")

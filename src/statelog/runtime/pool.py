@@ -1,10 +1,10 @@
 """
 Blocking work on threads: a pool of a few, and threads that end with their calls.
 
-The threads of a pool start on demand.  If one of them hangs, `add_spare_thread` lets the pool use one of a fixed number of spare
-threads.  If all of them hang too, `starved` is true, and work waits.  An exception of work or of a
-callback, of any kind, ends no thread of a pool.  If the system refuses a thread, the pool asks again
-with the next work; only a pool without any thread fails its work.
+The threads of a pool start on demand.  If one of them hangs, `add_spare_thread` lets the pool use
+one of a fixed number of spare threads.  If all of them hang too, `starved` is true, and work waits.
+An exception of work or of a callback, of any kind, ends no thread of a pool.  If the system refuses
+a thread, the pool asks again with the next work; only a pool without any thread fails its work.
 Source: Flink's ChangelogBlockingExecutor.  Deviation: in Flink a hung call occupies its thread
 without end, and an attempt that never starts never times out.
 """

@@ -1,7 +1,8 @@
 """
 Stateful streaming on Spark with its state in the changelog; needs PySpark.
 
-A name is imported from its module at its first use: a worker of Spark runs tasks, and needs a part of this only.
+A name is imported from its module at its first use: a worker of Spark runs tasks, and needs a part
+of this only.
 """
 
 from statelog.extras import require_spark

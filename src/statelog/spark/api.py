@@ -2,8 +2,8 @@
 `transform_with_state`: Spark's stateful operator, with its state in the changelog.
 
 This module makes an `OperatorDefinition` of the arguments.  `stream/stateful_stream` is the frame
-that a user gets, `stream/writer` starts the query, `driver/batch_frame` runs the operator over a batch
-frame.
+that a user gets, `stream/writer` starts the query, `driver/batch_frame` runs the operator over a
+batch frame.
 Source: pyspark.sql.GroupedData.transformWithState, which has the same arguments.
 """
 

@@ -1,8 +1,8 @@
 """
 `enable(spark)`: `df.groupBy(...).transformWithState(...)` itself runs on statelog.
 
-Spark's method is replaced by one that runs on statelog if the frame's session was enabled; in every other
-session it calls Spark's own method.  `disable` undoes this.
+Spark's method is replaced by one that runs on statelog if the frame's session was enabled; in every
+other session it calls Spark's own method.  `disable` undoes this.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def enable(
     Run `transformWithState` on statelog in one session.
 
     The state of each query is stored in the folder `statelog` of its checkpointLocation.  With
-    `spark.statelog.baseLocation` at the time of the call of `transformWithState` it is stored elsewhere: in a
-    base folder, under the queryName.  The other settings of `OperatorSettings`, and the options of
-    docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second call replaces the
-    observers.
+    `spark.statelog.baseLocation` at the time of the call of `transformWithState` it is stored
+    elsewhere: in a base folder, under the queryName.  The other settings of `OperatorSettings`, and
+    the options of docs/reference/options.md, are read from `spark.statelog.<name>` too.  A second
+    call replaces the observers.
 
-    Spark 4.0 lacks `transformWithState`, and Spark 3.5 lacks `transformWithStateInPandas` too.  `enable`
-    adds them, and `disable` of the last session removes them.
+    Spark 4.0 lacks `transformWithState`, and Spark 3.5 lacks `transformWithStateInPandas` too.
+    `enable` adds them, and `disable` of the last session removes them.
 
     Example:
         from statelog.spark import enable
@@ -63,8 +63,8 @@ def enable(
         )
 
     Args:
-        spark: A session.  Sessions made from it by `newSession` are not enabled: each needs a call of
-            its own, and a warning names the first call of `transformWithState` in one without.
+        spark: A session.  Sessions made from it by `newSession` are not enabled: each needs a call
+            of its own, and a warning names the first call of `transformWithState` in one without.
         on_progress: Called on the driver after each micro-batch of each query of the session; see
             `transform_with_state`.
         metrics: Where the driver counts for all queries of the session; see `transform_with_state`.

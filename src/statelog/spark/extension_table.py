@@ -19,9 +19,11 @@ class ExtensionRow(NamedTuple):
         name: The key of its parts in the specs and the answers of tasks.
         driver: Its half on the driver, see `spark.driver.extension`.
         worker: Its half in the worker, see `spark.worker.extension`.
-        declaration: What a processor declares to it, see `spark.query.declared_state`; "" for nothing.
+        declaration: What a processor declares to it, see `spark.query.declared_state`; "" for
+            nothing.
         calls: The methods that it adds to the handle of a processor.
-        advice: Returns the error of a task in which the extension does not have a part; "" for none.
+        advice: Returns the error of a task in which the extension does not have a part; "" for
+            none.
     """
 
     name: str

@@ -1,9 +1,10 @@
 """
 What a process keeps of the state of an operator, and how it is brought forward.
 
-It is a cache.  Each key group may be missing, or be at another checkpoint than the one a task starts
-from.  `StateCache.catch_up` brings a range to that checkpoint from the cheapest source: what the task itself
-staged, if that attempt was committed, else the log, else files of this host or a snapshot, then the log.
+It is a cache.  Each key group may be missing, or be at another checkpoint than the one a task
+starts from.  `StateCache.catch_up` brings a range to that checkpoint from the cheapest source: what
+the task itself staged, if that attempt was committed, else the log, else files of this host or a
+snapshot, then the log.
 
 `KeyedState` holds Python objects, and columns where they are too many.
 """

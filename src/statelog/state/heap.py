@@ -8,11 +8,13 @@ dropped if its attempt failed.  A worker that missed a batch folds the deltas th
 log, by the same function.  The kind of a variable defines its cells and deltas.
 
 Entries are counted exactly, and their size is estimated from a sample.  A *block* is a few
-neighbouring key groups, which are put into columns together; no micro-batch rewrites the whole state.
+neighbouring key groups, which are put into columns together; no micro-batch rewrites the whole
+state.
 
-An entry whose time to live is over is hidden from every read at once, so when it is removed only matters
-for memory.  Nothing is written to the log for it, and a replay that brings it back shows the same state.
-It is kept for a minute more: after a clock was set back a little, all processes still have it.
+An entry whose time to live is over is hidden from every read at once, so when it is removed only
+matters for memory.  Nothing is written to the log for it, and a replay that brings it back shows
+the same state.  It is kept for a minute more: after a clock was set back a little, all processes
+still have it.
 """
 
 from __future__ import annotations
@@ -208,8 +210,8 @@ def choose_groups(
     """
     Return the key groups to look through now, and the credit left.
 
-    The longest due are first.  A key group too large for the credit waits until
-    enough is saved up, so that the work of many small batches is as bounded as the work of large ones.
+    The longest due are first.  A key group too large for the credit waits until enough is saved up,
+    so that the work of many small batches is as bounded as the work of large ones.
     """
     chosen: list[int] = []
     due = sorted(

@@ -4,10 +4,11 @@ The state objects that a processor uses, and the cursor they share.
 The *cursor* holds the current key, and the tables and overlay of its key group.  A read looks into
 the overlay first, then into the table; a write changes the overlay only.  Elements are tuples, and
 behave as copies.
-Source: Flink's ValueState, ListState, MapState, ReducingState, AggregatingState and AggregateFunction;
-the rules of time to live are Spark's (expired values are hidden at once, a write restarts the time).
-Deviations: a map's entries are in the order of their last write, in Spark in the order of their encoded
-keys; None is rejected where Flink treats it as a clear.
+Source: Flink's ValueState, ListState, MapState, ReducingState, AggregatingState and
+AggregateFunction; the rules of time to live are Spark's (expired values are hidden at once, a write
+restarts the time).
+Deviations: a map's entries are in the order of their last write, in Spark in the order of their
+encoded keys; None is rejected where Flink treats it as a clear.
 """
 
 from __future__ import annotations

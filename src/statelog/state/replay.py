@@ -2,8 +2,9 @@
 Replay of the log into the tables: one change after another, or many at once in columns.
 
 For variables whose deltas replace the whole cell (see `Kind.replaces`), the state after a replay
-is, for each key, the last delta.  With keys sorted by their hash that is one pass over columns, without
-a Python object for any change: millions of changes a second.  Deltas of other kinds are folded one by one.
+is, for each key, the last delta.  With keys sorted by their hash that is one pass over columns,
+without a Python object for any change: millions of changes a second.  Deltas of other kinds are
+folded one by one.
 """
 
 from __future__ import annotations
@@ -57,14 +58,15 @@ def replay_columns(
     """
     Return the state of a few key groups after *changes*.
 
-    The rows of the state and all changes are numbered one after another, and sorted together by key::
+    The rows of the state and all changes are numbered one after another, and sorted together by
+    key::
 
         number  0 1 2 | 3 4 5 | 6 7          state: 3 rows, total: 3 changes, timers: 2 changes
         key     a b c | b d b | a d
         sorted  a a b b b c d d              distinct keys: 0 a, 1 b, 2 c, 3 d
 
-    A column of the new state then has one row for each distinct key: the last change of its variable,
-    else the row of the state, else null.
+    A column of the new state then has one row for each distinct key: the last change of its
+    variable, else the row of the state, else null.
 
     Returns:
         The run; None if two keys have one hash, which only a fold can tell apart.

@@ -4,13 +4,14 @@ The state schema of an operator: its key, its variables with their types, and ho
 The schema is stored next to the data in every changelog file and checkpoint, so that state can be
 read without the program that wrote it.  Types are Arrow types; no object is pickled.
 
-From one start of a job to the next, fields are matched by name.  A field may be added (old values read
-None), removed, moved, and widened where no value can lose a digit; a variable may be added, left out, or
-deleted.  Whether a field may be null may change: a key does not depend on it, and a null from before stays
-None.  Every other change is rejected with an error that names it, before anything is claimed or written.
-What is left out would be lost, or begin empty under a new name, so `undeclared` names it.  A new field
-or variable records the generation of the schema that added it.  So data in the log of a removed
-field or variable is never read as that of a new one with the same name.
+From one start of a job to the next, fields are matched by name.  A field may be added (old values
+read None), removed, moved, and widened where no value can lose a digit; a variable may be added,
+left out, or deleted.  Whether a field may be null may change: a key does not depend on it, and a
+null from before stays None.  Every other change is rejected with an error that names it, before
+anything is claimed or written.  What is left out would be lost, or begin empty under a new name, so
+`undeclared` names it.  A new field or variable records the generation of the schema that added it.
+So data in the log of a removed field or variable is never read as that of a new one with the same
+name.
 Source: Spark's state with the Avro encoding.  Deviations: Avro also turns INT into FLOAT and
 BIGINT into FLOAT or DOUBLE, which loses digits and is rejected here; more digits of a DECIMAL, and
 a time to live added or removed, are not in Spark's list.

@@ -9,9 +9,10 @@ An object is a header and chunks::
     chunk    64 KiB of content (the last one: the rest, maybe none), encrypted, and a tag of 16 bytes
 
 Each object has a key of its own: HKDF-SHA256 of the caller's key and the random salt.  A chunk is
-AES-256-GCM under it.  Its nonce is the chunk's number and whether it is the last one; header and name
-of the object are authenticated with it.  So a chunk that was changed, moved, taken from another object
-or cut off does not decrypt, and a range of an object costs only the chunks that it touches.
+AES-256-GCM under it.  Its nonce is the chunk's number and whether it is the last one; header and
+name of the object are authenticated with it.  So a chunk that was changed, moved, taken from
+another object or cut off does not decrypt, and a range of an object costs only the chunks that it
+touches.
 Source: the STREAM construction (Hoang, Reyhanitabar, Rogaway, Vizar, 2015), as age and Tink use it.
 """
 

@@ -3,9 +3,10 @@ Which place may be the parent of a fork.
 
 What a location stores about it is a claim, not a permission.
 
-A reader that follows a stored URL acts with the rights of its caller.  So the URL is followed only to
-the same bucket (or host) as the location, or to a place that the caller named, and this is checked
-before a connection is made.  Then the parent must agree: its tag of the fork names the location.
+A reader that follows a stored URL acts with the rights of its caller.  So the URL is followed only
+to the same bucket (or host) as the location, or to a place that the caller named, and this is
+checked before a connection is made.  Then the parent must agree: its tag of the fork names the
+location.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:
     """
     Return whether the parent that *location* stores may be opened.
 
-    True for a location that the caller named, and for one with the scheme and the bucket, or the host, of
-    *location*.  All of the local disk is one place.
+    True for a location that the caller named, and for one with the scheme and the bucket, or the
+    host, of *location*.  All of the local disk is one place.
     """
     if is_named(parent, named):
         return True

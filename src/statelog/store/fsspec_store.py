@@ -3,9 +3,9 @@ Stores through fsspec: HDFS, SFTP and others for which obstore has no client.
 
 If a file system shows a file while it is written, an object is written under a temporary name and
 moved.  A commit needs the exclusive creation of a name, `open(mode="xb")`.  Most file systems of
-fsspec have no such mode, and some accept it and overwrite.  So it is tried before the first use, and
-the store is refused if it overwrites.  (Their `pipe_file(mode="create")` does not help: by default
-it checks first and writes afterwards.)
+fsspec have no such mode, and some accept it and overwrite.  So it is tried before the first use,
+and the store is refused if it overwrites.  (Their `pipe_file(mode="create")` does not help: by
+default it checks first and writes afterwards.)
 """
 
 from __future__ import annotations

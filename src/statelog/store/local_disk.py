@@ -71,8 +71,8 @@ def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
     """
     Check that no symbolic link of a location leads to a file, or to files below it.
 
-    A caller may name a file in a location, whose links are made by those who write there.  A path that
-    leads to the file past the location, or out of it by `..`, is the caller's own word.
+    A caller may name a file in a location, whose links are made by those who write there.  A path
+    that leads to the file past the location, or out of it by `..`, is the caller's own word.
     """
     root = local_path(location)
     if root is None:
@@ -165,8 +165,8 @@ def _staged(final: str) -> tuple[str, int]:
     """
     Create a temporary file next to *final*; return its name and its descriptor.
 
-    The name is random and the file is new: another user of the folder can neither guess the name nor
-    make it a link to a file of this user.
+    The name is random and the file is new: another user of the folder can neither guess the name
+    nor make it a link to a file of this user.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)

@@ -1,13 +1,14 @@
 """
 The store of a state location, which may be a fork.
 
-A fork refers to objects of its parent by names below `parent/<fork id>/`.  They are read in the parent's
-location, which the object `parents/<fork id>` of the fork names, and never written or deleted there.
+A fork refers to objects of its parent by names below `parent/<fork id>/`.  They are read in the
+parent's location, which the object `parents/<fork id>` of the fork names, and never written or
+deleted there.
 
-That object alone leads nowhere.  Its URL is followed only within the bucket or host of the fork, or to a
-parent that the caller named, which is checked before a connection is made; and the parent must have a
-tag of the fork that names this location, which only a caller who can write to the parent can make.  See
-`statelog.store.fork_parents`.
+That object alone leads nowhere.  Its URL is followed only within the bucket or host of the fork, or
+to a parent that the caller named, which is checked before a connection is made; and the parent must
+have a tag of the fork that names this location, which only a caller who can write to the parent can
+make.  See `statelog.store.fork_parents`.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ class LocationStore(StoreWrapper):
             None if the location has no such reference, or the parent's directory is gone.
 
         Raises:
-            CheckpointError: The reference is damaged (`reason` "damaged"), or the parent's place was not
-                named, or its tag of the fork names another location ("parent").
+            CheckpointError: The reference is damaged (`reason` "damaged"), or the parent's place
+                was not named, or its tag of the fork names another location ("parent").
             StoreError: The store failed.
 
         Blocks: On the stores.
@@ -321,8 +322,8 @@ def open_location(
     """
     Return the store of a state location to write to; arguments and errors as `open_store`.
 
-    The option `encryption`, or the environment variable `STATELOG_ENCRYPTION`, has the source of the
-    keys of an encrypted location; see `EncryptedStore`.
+    The option `encryption`, or the environment variable `STATELOG_ENCRYPTION`, has the source of
+    the keys of an encrypted location; see `EncryptedStore`.
     """
     client, keys = split_options(options)
     store = _encrypted(open_store(location, storage_options=client), keys)

@@ -470,10 +470,10 @@ def open_store(
     Args:
         location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
             (`abfs://`) URL.  Other schemes (hdfs, sftp, ...) use fsspec.
-        storage_options: Client options of obstore (region, endpoint, credentials, ...).  Missing ones are
-            taken from the usual environment variables of the process that uses the store.
-            `backend="fsspec"` uses fsspec for any location; the other options are then arguments
-            of its file system.  `fsync=False` leaves it to the operating system when objects on local
+        storage_options: Client options of obstore (region, endpoint, credentials, ...).  Missing
+            ones are taken from the usual environment variables of the process that uses the store.
+            `backend="fsspec"` uses fsspec for any location; the other options are then arguments of
+            its file system.  `fsync=False` leaves it to the operating system when objects on local
             disk become durable: a power failure may then lose objects that were acknowledged.  By
             default file and folders are durable before a put returns.
 

@@ -1,10 +1,10 @@
 """
 Probe whether a store honours put-if-absent, on which commits depend.
 
-A server that ignores the condition answers every put with success, and so does a server that checks it
-before the upload, if several puts of a name arrive together.  Two drivers could both commit there.  So
-several writers put one name at once, in several rounds, before the first claim of a location.  The
-location remembers the result, together with the server that was probed.
+A server that ignores the condition answers every put with success, and so does a server that checks
+it before the upload, if several puts of a name arrive together.  Two drivers could both commit
+there.  So several writers put one name at once, in several rounds, before the first claim of a
+location.  The location remembers the result, together with the server that was probed.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ def verify_put_if_absent(
 
     Args:
         store: The store of the location.
-        pause: Waits the given number of seconds if the store answers "exists" and returns no object.
+        pause: Waits the given number of seconds if the store answers "exists" and returns no
+            object.
 
     Raises:
-        StoreError: The store let several writers win, or overwrote (`reason` "put_if_absent"), or it
-            failed.
+        StoreError: The store let several writers win, or overwrote (`reason` "put_if_absent"), or
+            it failed.
 
     Blocks: On the store: 27 requests in 8 round trips the first time, one request in each later
         process, none afterwards in a process.

@@ -1,9 +1,9 @@
 """
 Send requests to a remote store: again where that helps, and several at once.
 
-This is the only place where requests are repeated: the client of obstore does not repeat any.  Local
-disk and memory answer faster than a thread starts, and a simulated store draws its faults in the order
-of the requests: there requests are sent one after another.
+This is the only place where requests are repeated: the client of obstore does not repeat any.
+Local disk and memory answer faster than a thread starts, and a simulated store draws its faults in
+the order of the requests: there requests are sent one after another.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """
 Reads and puts whose answers are verified.
 
-A connection, a proxy or a cache may change or shorten what a store sends.  So an object is damaged only
-if two reads returned the same wrong bytes, as many as the store says that it has.  Reads after the first
-one use a new connection and no cache.
+A connection, a proxy or a cache may change or shorten what a store sends.  So an object is damaged
+only if two reads returned the same wrong bytes, as many as the store says that it has.  Reads after
+the first one use a new connection and no cache.
 
-A put-if-absent is answered "exists" for three reasons: another writer has the name, a request whose answer
-was lost was repeated and found its own object, or S3 answered 409 because another request for the name was
-in progress.  After the third the name may be free, so the same name must be put again.  After an error of
-the store the object may exist too.  So the object is read back after every answer but success.
+A put-if-absent is answered "exists" for three reasons: another writer has the name, a request whose
+answer was lost was repeated and found its own object, or S3 answered 409 because another request
+for the name was in progress.  After the third the name may be free, so the same name must be put
+again.  After an error of the store the object may exist too.  So the object is read back after
+every answer but success.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """
 What users test with.
 
-`ProcessorTester` runs a `StatefulProcessor` in a unit test, without Spark (needs the extra `spark`).
-`store_contract` tests a store of one's own, and `faulty_store` has faults for the tests of its users.
-`sink_contract` tests a sink of one's own for `exactly_once` (needs the extra `spark`).
+`ProcessorTester` runs a `StatefulProcessor` in a unit test, without Spark (needs the extra
+`spark`).  `store_contract` tests a store of one's own, and `faulty_store` has faults for the tests
+of its users.  `sink_contract` tests a sink of one's own for `exactly_once` (needs the extra
+`spark`).
 """
 
 from statelog.first_use import public_names

@@ -13,8 +13,8 @@ The contract of a sink for `exactly_once`, as tests: subclass, add a fixture, an
 
 The same tests run on all sinks of statelog.  The rows have the columns `key` and `value`, strings.
 
-A *driver* in these tests writes as `exactly_once` does: it looks at the target when it starts, and then
-writes each micro-batch after the record that it knows.
+A *driver* in these tests writes as `exactly_once` does: it looks at the target when it starts, and
+then writes each micro-batch after the record that it knows.
 """
 
 from __future__ import annotations

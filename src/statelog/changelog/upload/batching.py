@@ -292,8 +292,8 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         """
         Upload *task*, or fail it.
 
-        It ends on a thread of the storage, or here if it is refused.  Callbacks of a task that is not
-        `quick` run on the storage's callback threads.
+        It ends on a thread of the storage, or here if it is refused.  Callbacks of a task that is
+        not `quick` run on the storage's callback threads.
 
         Blocks: Without upload capacity, at most for the back-pressure time-out.   Thread: any.
 

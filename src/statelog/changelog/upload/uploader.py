@@ -1,8 +1,8 @@
 """
 Encode the tasks of a batch and write them as one file; build what this takes from options.
 
-An uploader raises when it fails and never ends a task: only the retry core decides whether an upload
-has failed (H2).  Success is reported only after the put has returned (H1).
+An uploader raises when it fails and never ends a task: only the retry core decides whether an
+upload has failed (H2).  Success is reported only after the put has returned (H1).
 Source: Flink, StateChangeFsUploader and DuplicatingStateChangeFsUploader.  Deviations: a failed
 attempt deletes objects it may have written (H7); discarding a losing attempt also removes its
 registry entry and its local copy (H6); a local fault fails no upload (H8); small state can stay

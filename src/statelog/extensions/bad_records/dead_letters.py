@@ -2,9 +2,9 @@
 The keys of a task whose processing failed, and what a replay of them needs.
 
 A dead letter is the recording of one failed call: its key, the state before it, its rows or timers,
-and the error.  It is committed with the micro-batch, so it exists if and only if the micro-batch was
-committed without the effects of the call.  A call for a frozen key is not made; its dead letter has the
-error of the call that froze the key.
+and the error.  It is committed with the micro-batch, so it exists if and only if the micro-batch
+was committed without the effects of the call.  A call for a frozen key is not made; its dead letter
+has the error of the call that froze the key.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def is_bad_record(error: BaseException) -> bool:
     """
     Return whether an error of a processor's call is one of its rows or of its own code.
 
-    Errors of statelog and of the store, lack of memory, and the end of the process are not: they say
-    nothing about the rows.  What such an error caused is not either.
+    Errors of statelog and of the store, lack of memory, and the end of the process are not: they
+    say nothing about the rows.  What such an error caused is not either.
     """
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()

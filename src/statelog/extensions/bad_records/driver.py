@@ -1,8 +1,8 @@
 """
 The dead letters of a micro-batch: which tasks keep them, and how its checkpoint names them.
 
-Dead letters are recordings that must not be lost: a micro-batch whose dead letters cannot be written
-is not committed.
+Dead letters are recordings that must not be lost: a micro-batch whose dead letters cannot be
+written is not committed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The dead letters that a checkpoint names, as a table, and their rows in the columns of the input.
 
-A dead letter is the recording of one call that failed.  It was committed with the micro-batch that left
-the call out.
+A dead letter is the recording of one call that failed.  It was committed with the micro-batch that
+left the call out.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class ChosenLetters:
         checkpoint: The checkpoint.
         operator: Name of the operator; None for all.
         since: Only of later checkpoints than this.
-        unreadable: Receives the objects that are damaged; the others are read.  Without it damage is
-            raised.
+        unreadable: Receives the objects that are damaged; the others are read.  Without it damage
+            is raised.
     """
 
     store: ObjectStore

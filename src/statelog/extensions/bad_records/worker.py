@@ -1,13 +1,14 @@
 """
 Continue where the processing of a key fails, and leave out the call.
 
-A part of the input is run as always.  If it fails, its changes and its output are dropped, and its keys are
-run again, a few at a time, whose changes and output are checked at once.  If these fail, the key that the
-error names runs alone, and is kept or left out; then the others of the few run again.  The timers that are
-due are a part too, after all rows.  So a part without a failure costs nothing for each key.
+A part of the input is run as always.  If it fails, its changes and its output are dropped, and its
+keys are run again, a few at a time, whose changes and output are checked at once.  If these fail,
+the key that the error names runs alone, and is kept or left out; then the others of the few run
+again.  The timers that are due are a part too, after all rows.  So a part without a failure costs
+nothing for each key.
 
-The unit that is left out is a call: the rows of a key, its initial state, or one timer.  Where keys that fail
-are frozen, a key with a mark is put aside before its part is run.
+The unit that is left out is a call: the rows of a key, its initial state, or one timer.  Where keys
+that fail are frozen, a key with a mark is put aside before its part is run.
 """
 
 from __future__ import annotations

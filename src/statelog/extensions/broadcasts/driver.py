@@ -1,9 +1,9 @@
 """
 Choose the versions of broadcast tables for a micro-batch, and store new ones before it.
 
-The object of a new version is named after the micro-batch that sees it first, and after the checkpoint
-that the micro-batch continues.  So a micro-batch that a restart repeats finds the version that it saw:
-the object of its name, else the version of the checkpoint.
+The object of a new version is named after the micro-batch that sees it first, and after the
+checkpoint that the micro-batch continues.  So a micro-batch that a restart repeats finds the
+version that it saw: the object of its name, else the version of the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Broadcast tables: small tables that every key sees, the same in all calls of a micro-batch.
 
-The driver reads the source of a table before a micro-batch.  A table that changed is a new version: it
-is stored before the tasks run, and the checkpoint of the micro-batch names it.
+The driver reads the source of a table before a micro-batch.  A table that changed is a new version:
+it is stored before the tasks run, and the checkpoint of the micro-batch names it.
 Source: Flink's broadcast state pattern, where the table is a second stream.
 """
 
@@ -51,11 +51,11 @@ class Broadcast:
         out = transform_with_state(grouped, Check(), "key string", broadcast={"rules": rules})
 
     Args:
-        source: A function without arguments that returns the table: a batch frame of Spark, an Arrow
-            table, a frame of pandas or Polars, a dict of columns, or a list of Rows or dicts.  Or a
-            batch frame, which has the list of files of when it was made.
-        every: How long a table is used before the source is read again, as a `timedelta` or text; None
-            reads it before each micro-batch.
+        source: A function without arguments that returns the table: a batch frame of Spark, an
+            Arrow table, a frame of pandas or Polars, a dict of columns, or a list of Rows or dicts.
+            Or a batch frame, which has the list of files of when it was made.
+        every: How long a table is used before the source is read again, as a `timedelta` or text;
+            None reads it before each micro-batch.
         repeated: "same": a micro-batch that a restart repeats sees the version that it saw before;
             "newest": it sees what the source has now.
 

@@ -1,8 +1,8 @@
 """
 The face of columns: the handle that `init` gets on the driver, and the run over the keys of a task.
 
-The order is the same as in `ProcessorRun`: `init`, then `initialize` and `process` for each part of the rows,
-then `expired` for the timers that are due, then `close`.
+The order is the same as in `ProcessorRun`: `init`, then `initialize` and `process` for each part of
+the rows, then `expired` for the timers that are due, then `close`.
 """
 
 from __future__ import annotations

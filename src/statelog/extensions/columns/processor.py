@@ -1,10 +1,10 @@
 """
 `ColumnarProcessor`: keyed state and rows as columns, without a Python object per key or row.
 
-It is what `StatefulProcessor` is for single keys: `init` asks for state variables once per task, and
-`process` is called once with all keys of a task in a micro-batch, in parts where their rows exceed the
-memory budget.  The state is in the same log and snapshots, so that a processor of Rows reads the values
-and timers that a columnar one wrote, and the other way round.
+It is what `StatefulProcessor` is for single keys: `init` asks for state variables once per task,
+and `process` is called once with all keys of a task in a micro-batch, in parts where their rows
+exceed the memory budget.  The state is in the same log and snapshots, so that a processor of Rows
+reads the values and timers that a columnar one wrote, and the other way round.
 """
 
 from __future__ import annotations

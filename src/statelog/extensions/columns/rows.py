@@ -1,11 +1,11 @@
 """
 Rows as columns: one table of the rows of a task, and the tables that a columnar processor yields.
 
-Where the hash of a key tells keys apart, one sort of 64-bit numbers groups the rows: the upper bits are
-from the hash, the lower bits are the number of the row, so that the rows of a key stay in the order of
-arrival.  For many rows that takes three fifths of the time of a dictionary of the keys, and the hashes
-are needed anyway.  The keys come in the order in which a `SlotIndex` has them, so that a look-up goes
-through its memory once.
+Where the hash of a key tells keys apart, one sort of 64-bit numbers groups the rows: the upper bits
+are from the hash, the lower bits are the number of the row, so that the rows of a key stay in the
+order of arrival.  For many rows that takes three fifths of the time of a dictionary of the keys,
+and the hashes are needed anyway.  The keys come in the order in which a `SlotIndex` has them, so
+that a look-up goes through its memory once.
 """
 
 from __future__ import annotations

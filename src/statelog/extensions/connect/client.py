@@ -1,9 +1,9 @@
 """
 The client's half of a query on Spark Connect: session functions, stream, writer, and query.
 
-The output is set as with `StatefulStreamWriter`.  `start` sends the engine to the
-server as the function for `foreachBatch` of Spark's own writer.  Errors of the query that it returns
-begin with their cause.
+The output is set as with `StatefulStreamWriter`.  `start` sends the engine to the server as the
+function for `foreachBatch` of Spark's own writer.  Errors of the query that it returns begin with
+their cause.
 """
 
 from __future__ import annotations

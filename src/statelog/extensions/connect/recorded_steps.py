@@ -2,15 +2,15 @@
 Record the steps after a stateful operator on Spark Connect, and apply them in the worker.
 
 As in a classic session, each call is applied at once to a shape, so that the server computes the
-resulting schema and rejects what it cannot resolve.  The shape is an empty batch frame here, because
-a Connect client cannot make an empty stream of any schema.
+resulting schema and rejects what it cannot resolve.  The shape is an empty batch frame here,
+because a Connect client cannot make an empty stream of any schema.
 
 The user's columns (`out.total`) refer to the shape by the id of its plan.  In the worker the frame
 after each step gets the id of the shape after it, so that the columns refer to that frame.
 
-Facts about an input come from the text of `explain`, which is all that a Connect client has of a plan: a
-temporary view or a SQL text is one node in what it sends.  The server's analyzed plan has every node by
-its name, with `~` in front of streaming ones.
+Facts about an input come from the text of `explain`, which is all that a Connect client has of a
+plan: a temporary view or a SQL text is one node in what it sends.  The server's analyzed plan has
+every node by its name, with `~` in front of streaming ones.
 Source: PySpark's connect/plan.py; Spark's ColumnResolutionHelper (plan ids) and
 TreeNode.generateTreeString.
 """

@@ -2,8 +2,9 @@
 Run the engine in the server's Python process for foreachBatch.
 
 The client pickles a `QueryStart` into the function for `foreachBatch`.  The server starts a process
-for the query, which unpickles it once and calls it with each micro-batch.  A restart of the query is
-a new process with a new copy, so the engine begins from the state location, as after any restart.
+for the query, which unpickles it once and calls it with each micro-batch.  A restart of the query
+is a new process with a new copy, so the engine begins from the state location, as after any
+restart.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
         processor: A processor; its own `handleInitialState`, if it has one, is not called.
 
     Raises:
-        UsageError: In a task: the rows have a variable that its `init` does not create, or creates as
-            another kind or with other names of fields.
+        UsageError: In a task: the rows have a variable that its `init` does not create, or creates
+            as another kind or with other names of fields.
     """
     return WithInitialState(processor)
 

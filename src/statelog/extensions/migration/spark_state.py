@@ -44,14 +44,14 @@ def spark_state(
         batch_id: The micro-batch whose state is read; default: the last committed one.
 
     Returns:
-        One row for each key: its columns, `statelog_state` (a struct with a field for each variable:
-        a struct, an array of structs, or an array of (key, value) entries; null if the key has
-        none) and `statelog_timers` (an array, null if there are none).  Expired values are left
-        out.
+        One row for each key: its columns, `statelog_state` (a struct with a field for each
+        variable: a struct, an array of structs, or an array of (key, value) entries; null if the
+        key has none) and `statelog_timers` (an array, null if there are none).  Expired values are
+        left out.
 
     Raises:
-        UsageError: The operator is not a transformWithState, or a variable does not exist; or this is
-            Spark 3.5, which does not read its state.
+        UsageError: The operator is not a transformWithState, or a variable does not exist; or this
+            is Spark 3.5, which does not read its state.
     """
     refuse_before((4, 0), "statelog.spark.spark_state")
 

@@ -1,9 +1,9 @@
 """
 Write the state of a state location as a frame of state that Spark reads.
 
-A frame of state has one row for each key: the columns of the key, then those that are named here.  A
-snapshot has the expiry of an entry inside it.  In the frame values and expiry are columns of their own,
-so that the values have the types that the processor declared.
+A frame of state has one row for each key: the columns of the key, then those that are named here.
+A snapshot has the expiry of an entry inside it.  In the frame values and expiry are columns of
+their own, so that the values have the types that the processor declared.
 
 Tasks read it, each some key groups, through `statelog.state.reader`; the driver reads only the
 checkpoint's record.
@@ -208,8 +208,8 @@ def to_spark(
     """
     Write the state of a query on statelog as Parquet, one row for each key.
 
-    The state is read by tasks, as it is after one checkpoint; nothing in the state location changes.
-    The query may run, but what it does after the checkpoint is not in the frame.
+    The state is read by tasks, as it is after one checkpoint; nothing in the state location
+    changes.  The query may run, but what it does after the checkpoint is not in the frame.
 
     Example:
         state = to_spark(spark, "s3://bucket/jobs/totals", "s3://bucket/exported")
@@ -218,22 +218,24 @@ def to_spark(
         spark: The session.
         location: The state location, as given to the query.
         path: The folder to write; it is empty or does not exist.
-        checkpoint: The checkpoint to read: an id, "latest", a tag or a time; default: the newest one.
+        checkpoint: The checkpoint to read: an id, "latest", a tag or a time; default: the newest
+            one.
         variables: The state variables to write; default: all.  Timers are always written.
         storage_options: Options of the store's client, as given to the query.
         operator: Name of the operator, where the query has several.
 
     Returns:
         What was written: the key's columns, `statelog_state` (a struct with a field for each
-        variable: a struct, an array of structs, or an array of (key, value) entries; null if the key
-        has none), `statelog_timers` (an array, null if there are none), `statelog_expiry` (when
-        values expire, where a variable has a time to live) and `statelog_checkpoint`.  Timestamps in
-        state are in UTC.  Expired values are left out.
+        variable: a struct, an array of structs, or an array of (key, value) entries; null if the
+        key has none), `statelog_timers` (an array, null if there are none), `statelog_expiry` (when
+        values expire, where a variable has a time to live) and `statelog_checkpoint`.  Timestamps
+        in state are in UTC.  Expired values are left out.
 
     Raises:
-        CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is damaged.
-        UsageError: There is no such directory, a variable or operator does not exist, or *path* is not
-            empty.
+        CheckpointError: The location has no such checkpoint (`reason` "not_found"), or it is
+            damaged.
+        UsageError: There is no such directory, a variable or operator does not exist, or *path* is
+            not empty.
         IncompatibleFormatError: The checkpoint has a different format version.
         StoreError: The store failed.
     """
@@ -348,7 +350,8 @@ def spark_checkpoint(
         spark: The session, with the settings of the new query.
         checkpoint_location: That of the query on statelog, which must have been stopped.
         location: Its state location.
-        new_checkpoint_location: The checkpointLocation of the new query; it is empty or does not exist.
+        new_checkpoint_location: The checkpointLocation of the new query; it is empty or does not
+            exist.
         checkpoint: The checkpoint, as for `to_spark`; default: the newest one.
         storage_options: Options of the store's client, as given to the query.
 

@@ -1,10 +1,10 @@
 """
 Copy a location to another store: verified, resumable, while a query goes on in the source.
 
-Each object is read, verified by its own checksums, put under the same name, and read back.  A second
-call puts only what is missing.  Metadata objects are put last, under the numbers that they have in the
-source.  A claim of the copy says which numbers are left out before them, so that a query which starts in
-the copy meanwhile wants the same number, and one of both is refused.
+Each object is read, verified by its own checksums, put under the same name, and read back.  A
+second call puts only what is missing.  Metadata objects are put last, under the numbers that they
+have in the source.  A claim of the copy says which numbers are left out before them, so that a
+query which starts in the copy meanwhile wants the same number, and one of both is refused.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class CopyReport:
         objects: Number of objects, all verified.
         size_bytes: Their bytes.
         copied, copied_bytes: Those that this call put; the others were there.
-        parents: URLs of the parents of a fork from which objects were read.  Nothing is changed there.
+        parents: URLs of the parents of a fork from which objects were read.  Nothing is changed
+            there.
     """
 
     checkpoints: tuple[int, ...]
@@ -129,8 +130,9 @@ def copy(
     Copy a state location to another folder, bucket or store.
 
     The copy contains the retained checkpoints and all that they refer to.  A query may run in
-    *location* meanwhile: call again to copy what it committed since.  To move a query, stop it before the
-    last call.  Objects that an interrupted call copied are verified, and not copied again.
+    *location* meanwhile: call again to copy what it committed since.  To move a query, stop it
+    before the last call.  Objects that an interrupted call copied are verified, and not copied
+    again.
 
     Example:
         statelog.copy("s3://bucket/jobs/totals", "s3://bucket/backup/totals")
@@ -138,8 +140,8 @@ def copy(
     Args:
         location: Path or URL of the location.
         new_location: Path or URL of the copy.
-        checkpoint: The newest checkpoint of the copy: its id, "latest", "earliest", a tag, or a time of
-            ISO 8601; None for the newest there is.
+        checkpoint: The newest checkpoint of the copy: its id, "latest", "earliest", a tag, or a
+            time of ISO 8601; None for the newest there is.
         parallelism: Objects copied at once, >= 1.
         on_progress: Called after each object.
         storage_options: Options of the client of *location*, as for `open_store`.

@@ -1,12 +1,12 @@
 """
 What a copy of a location consists of.
 
-The retained checkpoints and the tagged ones, and every object that they refer to.  Pins of forks and
-readers belong to the source only.  The audit lines are copied, so that they outlive the source.  Objects of log, state and output come
-before any metadata, and the metadata of the newest checkpoint before that of the others: a copy that
-ended early has either no checkpoint, or the newest one with objects missing, and a reader says so.  It
-never has an older checkpoint that looks like the newest.  A fork becomes whole: objects of its parents
-are copied under names of its own.
+The retained checkpoints and the tagged ones, and every object that they refer to.  Pins of forks
+and readers belong to the source only.  The audit lines are copied, so that they outlive the source.
+Objects of log, state and output come before any metadata, and the metadata of the newest checkpoint
+before that of the others: a copy that ended early has either no checkpoint, or the newest one with
+objects missing, and a reader says so.  It never has an older checkpoint that looks like the newest.
+A fork becomes whole: objects of its parents are copied under names of its own.
 """
 
 from __future__ import annotations

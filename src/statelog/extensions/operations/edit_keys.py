@@ -1,8 +1,8 @@
 """
 Set and delete the state of keys, from Python and from Parquet files, and release frozen keys.
 
-An edit says what state a key has afterwards, so an edit that changes nothing writes nothing, and the
-same edit applied again changes nothing.
+An edit says what state a key has afterwards, so an edit that changes nothing writes nothing, and
+the same edit applied again changes nothing.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def edit(
     """
     Set and delete the state of keys, as a new checkpoint.
 
-    A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
-    same source position from the edited state.
+    A query of the location must be stopped; one that runs is fenced, and its next start goes on at
+    the same source position from the edited state.
 
     Example:
         statelog.edit(
@@ -120,11 +120,13 @@ def edit(
 
     Args:
         location: Path or URL of the state location.
-        set: For each variable the new state by key, in the form that `LocationState.get` returns:
-            a dict of fields for a value, a list of dicts, a dict of dicts by map key, a list of times
-            for `$timers`.  The whole state of the variable is replaced; None deletes it.  With a time to
-            live, entries expire one time to live from now, or at `expires_at_ms` of their dict.
-        delete: Keys whose state is deleted in all variables, timers too; what is set for a key counts.
+        set: For each variable the new state by key, in the form that `LocationState.get` returns: a
+            dict of fields for a value, a list of dicts, a dict of dicts by map key, a list of times
+            for `$timers`.  The whole state of the variable is replaced; None deletes it.  With a
+            time to live, entries expire one time to live from now, or at `expires_at_ms` of their
+            dict.
+        delete: Keys whose state is deleted in all variables, timers too; what is set for a key
+            counts.
         operator: Name of the operator, where the query has several.
         apply: Make the changes; False only counts them.
         storage_options: Options of the store's client, as for `open_store`.
@@ -495,9 +497,9 @@ def unfreeze(
     """
     Let a query handle frozen keys again, as a new checkpoint.
 
-    The query must be stopped; one that runs is fenced, and its next start goes on at the same source
-    position.  The rows that were kept back are dead letters: they are not handled by this call, but sent
-    to the source again.
+    The query must be stopped; one that runs is fenced, and its next start goes on at the same
+    source position.  The rows that were kept back are dead letters: they are not handled by this
+    call, but sent to the source again.
 
     Example:
         statelog.unfreeze("s3://bucket/jobs/totals", ["c42"], apply=True)

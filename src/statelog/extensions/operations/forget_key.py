@@ -1,9 +1,9 @@
 """
 Remove a key from a location: from its state at once, from its objects in time or now.
 
-The default commits the key's deletion.  Its bytes leave with the snapshots and checkpoints that hold
-them, and the report says when.  `now` writes the affected key groups again without the key, gives up all
-older checkpoints, and deletes what they needed.
+The default commits the key's deletion.  Its bytes leave with the snapshots and checkpoints that
+hold them, and the report says when.  `now` writes the affected key groups again without the key,
+gives up all older checkpoints, and deletes what they needed.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class ForgetReport:
         traces: Objects that still hold the key.
         given_up: Checkpoints that can no longer be restored.
         deleted: Objects that were deleted, or would be.
-        parents: URLs of the parents of this fork that hold the key in objects which the fork needs, or
-            needed before the call.  Their state is not changed.
-        outside: The tags that keep checkpoints of parents for this fork and were deleted there, because
-            no checkpoint of the fork needs them; in a dry run all that may be.
+        parents: URLs of the parents of this fork that hold the key in objects which the fork needs,
+            or needed before the call.  Their state is not changed.
+        outside: The tags that keep checkpoints of parents for this fork and were deleted there,
+            because no checkpoint of the fork needs them; in a dry run all that may be.
         dry_run: Whether nothing was changed.
     """
 
@@ -114,8 +114,8 @@ def forget(
     """
     Remove a key from all state of an operator, and report what still holds it.
 
-    A query of the location must be stopped; one that runs is fenced, and its next start goes on at the
-    same source position.  The caller deletes the key's rows in the source and in the sink.
+    A query of the location must be stopped; one that runs is fenced, and its next start goes on at
+    the same source position.  The caller deletes the key's rows in the source and in the sink.
 
     Example:
         report = statelog.forget("s3://bucket/jobs/totals", "c1", apply=True)
@@ -124,9 +124,9 @@ def forget(
         location: Path or URL of the state location.
         key: The values of the key columns as a tuple; for one column the value alone will do.
         operator: Name of the operator, where the query has several.
-        now: Delete all bytes of the key now: snapshots of the affected key groups are written without
-            it, all older checkpoints are given up, and rows of the staged output in which the key's values
-            occur are dropped.
+        now: Delete all bytes of the key now: snapshots of the affected key groups are written
+            without it, all older checkpoints are given up, and rows of the staged output in which
+            the key's values occur are dropped.
         apply: Remove the key; False only reports, and claims and changes nothing.
         on_progress: Called with the name of each object before it is read.
         storage_options: Options of the store's client, as for `open_store`.
@@ -138,7 +138,8 @@ def forget(
         UsageError: The operator is unknown, or the key does not fit it.
         CheckpointNotFoundError: The location does not contain a checkpoint.
         QueryActiveError: The query commits meanwhile.
-        CheckpointError: With *now*, a tag or fork keeps a checkpoint with the key (`reason` "pinned").
+        CheckpointError: With *now*, a tag or fork keeps a checkpoint with the key (`reason`
+            "pinned").
         FencedError: A query has claimed the location meanwhile.
         CorruptionError: An object is damaged, so what it holds is unknown.
         StoreError: The store failed; call again.

@@ -1,19 +1,19 @@
 """
 Fork a location: a second query goes on from a checkpoint of the first, at once, next to it.
 
-The first checkpoint of the new location refers to the objects of the parent, which never change, so a
-fork copies no state and its cost does not depend on the size of the state.  A tag of the parent keeps
-the checkpoint there; garbage collection of the fork deletes the tag once the fork has written all it
-needs itself.
+The first checkpoint of the new location refers to the objects of the parent, which never change, so
+a fork copies no state and its cost does not depend on the size of the state.  A tag of the parent
+keeps the checkpoint there; garbage collection of the fork deletes the tag once the fork has written
+all it needs itself.
 
-The order of the steps makes a crash harmless: first the reference to the parent, which names the fork,
-then the tag with the source position, the new checkpointLocation, the copied objects, and last the
-checkpoint, which is the point of no return.  Each of them has the id of the fork or is derived from it,
-and the tag stores the files of the source position.  So a repeated call writes the same bytes, whatever
-the query of the parent has done meanwhile.
+The order of the steps makes a crash harmless: first the reference to the parent, which names the
+fork, then the tag with the source position, the new checkpointLocation, the copied objects, and
+last the checkpoint, which is the point of no return.  Each of them has the id of the fork or is
+derived from it, and the tag stores the files of the source position.  So a repeated call writes the
+same bytes, whatever the query of the parent has done meanwhile.
 
-A reference without a tag in the parent is ignored: the call that put it did not write anything else.
-Garbage collection of the fork deletes it.
+A reference without a tag in the parent is ignored: the call that put it did not write anything
+else.  Garbage collection of the fork deletes it.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Fork:
         checkpoint_id: The checkpoint that both have.
         batch_id: The micro-batch after which the new query begins.
         query: The new query; None if only the state was forked.
-        missing_files: Input files that the new query has to read and that no longer exist on local disk:
-            it continues without their rows.
+        missing_files: Input files that the new query has to read and that no longer exist on local
+            disk: it continues without their rows.
     """
 
     fork_id: str
@@ -116,8 +116,8 @@ def fork(
     Make a location from which a second query continues, without copying state.
 
     The new location refers to objects of the first, which a tag keeps there.  A query with the new
-    checkpointLocation and stateLocation reads what the first query reads after the checkpoint.  Both
-    run next to each other.  Repeat an interrupted call: it continues where it ended.
+    checkpointLocation and stateLocation reads what the first query reads after the checkpoint.
+    Both run next to each other.  Repeat an interrupted call: it continues where it ended.
 
     Example:
         statelog.fork(
@@ -130,8 +130,9 @@ def fork(
     Args:
         location: Path or URL of the state location.
         new_location: Path or URL of the new one, which must be empty.
-        checkpoint: Its id, "latest", "earliest", a tag, or a time of ISO 8601; None for the newest one.
-            A tag has the position of the sources, so its fork does not read the query's files.
+        checkpoint: Its id, "latest", "earliest", a tag, or a time of ISO 8601; None for the newest
+            one.  A tag has the position of the sources, so its fork does not read the query's
+            files.
         checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
         new_checkpoint_location: The checkpointLocation of the new query.  May be left out if
             *new_location* is its folder `statelog`.
@@ -142,8 +143,8 @@ def fork(
         storage_options: Options of the store's client, as for `open_store`, for both locations.
 
     Raises:
-        CheckpointError: The checkpoint or tag does not exist or is not retained, or its micro-batch is
-            not finished yet ("in_progress"), or the files of the query do not match the state.
+        CheckpointError: The checkpoint or tag does not exist or is not retained, or its micro-batch
+            is not finished yet ("in_progress"), or the files of the query do not match the state.
         UsageError: A new location is in use, or an argument is missing.
         CorruptionError: An object to copy is damaged.
         StoreError: A store failed; repeat the call.

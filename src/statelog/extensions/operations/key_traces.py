@@ -1,9 +1,10 @@
 """
 Find the objects of a location in which a key of an operator is stored.
 
-Every object is decoded as a reader decodes it: the change sets of changelog files and checkpoints, the
-rows of snapshots, and staged output rows.  Staged rows have columns of their own, so a row counts if all
-values of the key occur in it.  Recordings are found by `statelog.extensions.recordings`.
+Every object is decoded as a reader decodes it: the change sets of changelog files and checkpoints,
+the rows of snapshots, and staged output rows.  Staged rows have columns of their own, so a row
+counts if all values of the key occur in it.  Recordings are found by
+`statelog.extensions.recordings`.
 """
 
 from __future__ import annotations

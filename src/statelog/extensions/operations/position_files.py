@@ -3,9 +3,9 @@ How far a query has read its sources.
 
 The files of its checkpointLocation, and whether they fit the state.
 
-They are what a tag keeps and what a fork starts from: the offsets of one micro-batch, its entry in the
-commit log, and the logs of the sources up to it.  The log of a file source is reduced to one compact
-file, which Spark reads like one that it has compacted itself.
+They are what a tag keeps and what a fork starts from: the offsets of one micro-batch, its entry in
+the commit log, and the logs of the sources up to it.  The log of a file source is reduced to one
+compact file, which Spark reads like one that it has compacted itself.
 Source: Spark's OffsetSeqLog, CommitLog, FileStreamSourceLog, CompactibleFileStreamLog.
 """
 
@@ -96,8 +96,8 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
     """
     Write a new checkpointLocation.
 
-    `metadata` is last, so that an unfinished one is not that of a query.  A call that was interrupted
-    before it is recognized by the offsets, which are those of *files*.
+    `metadata` is last, so that an unfinished one is not that of a query.  A call that was
+    interrupted before it is recognized by the offsets, which are those of *files*.
     """
     query = StoredQuery(store)
     metadata = msgspec.json.encode({"id": query_id})

@@ -12,11 +12,13 @@ What can be removed without loss, and why:
 * *orphan*: a log file, snapshot or output that no retained checkpoint refers to, older than the
   longest time from an upload to its commit: an unfinished checkpoint left it.
 
-Kept are claims, unknown names, and entries above the newest checkpoint.  While a retained checkpoint cannot be read,
-its needs are unknown, so that only temporary and staged files are removed.
+Kept are claims, unknown names, and entries above the newest checkpoint.  While a retained
+checkpoint cannot be read, its needs are unknown, so that only temporary and staged files are
+removed.
 
-A damaged newest checkpoint is never dropped by that.  `give_up_after` is the one repair with a loss: it
-commits the state of an older checkpoint again, as the newest one, and fences a run that is active.
+A damaged newest checkpoint is never dropped by that.  `give_up_after` is the one repair with a
+loss: it commits the state of an older checkpoint again, as the newest one, and fences a run that is
+active.
 """
 
 from __future__ import annotations
@@ -230,9 +232,9 @@ def give_up_after(store: ObjectStore, checkpoint_id: int, clock_ms: Callable[[],
     """
     Make the state of a checkpoint the newest again, and give up the checkpoints after it.
 
-    A claim fences a run that is active.  One commit, with an id that was never used, is the point of
-    no return; then the metadata of the checkpoints given up is deleted.  The sources of a query are
-    left as they are: `statelog rewind` takes both back.
+    A claim fences a run that is active.  One commit, with an id that was never used, is the point
+    of no return; then the metadata of the checkpoints given up is deleted.  The sources of a query
+    are left as they are: `statelog rewind` takes both back.
     """
     plan = plan_give_up(store, checkpoint_id)
     if max(present_ids(store)) < plan.lost[-1].checkpoint_id:

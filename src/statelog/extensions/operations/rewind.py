@@ -111,10 +111,10 @@ def rewind(
     """
     Rewind source offsets and state of a stopped query to one micro-batch.
 
-    The state after the micro-batch becomes the newest checkpoint.  Spark's files of later micro-batches are
-    deleted, so the query plans and reads them again.  A run that is still active is fenced: it fails
-    at its next commit.  Repeat an interrupted call with the same arguments.  A sink that
-    stores batch ids must delete the later ones.
+    The state after the micro-batch becomes the newest checkpoint.  Spark's files of later
+    micro-batches are deleted, so the query plans and reads them again.  A run that is still active
+    is fenced: it fails at its next commit.  Repeat an interrupted call with the same arguments.  A
+    sink that stores batch ids must delete the later ones.
 
     Example:
         plan = statelog.rewind(
@@ -127,14 +127,14 @@ def rewind(
         batch_id: The last micro-batch to keep.
         state_location: The query's stateLocation; None for the folder `statelog` of the
             checkpointLocation.
-        min_idle: Reject *apply* if Spark planned a micro-batch more recently, because the query may be
-            running.
+        min_idle: Reject *apply* if Spark planned a micro-batch more recently, because the query may
+            be running.
         apply: Make the changes; False only reports them.
         storage_options: Options of the store's client, as for `open_store`, for both places.
 
     Raises:
-        CheckpointError: The checkpoint is not retained (`reason` "subsumed"), the offsets are missing or
-            do not match the state, or a run seems to be active ("active").
+        CheckpointError: The checkpoint is not retained (`reason` "subsumed"), the offsets are
+            missing or do not match the state, or a run seems to be active ("active").
         UsageError: *batch_id* is negative, or a place does not exist.
         FencedError: A query has claimed the location meanwhile.
         StoreError: A store failed; repeat the call.

@@ -67,9 +67,9 @@ def tag(
     """
     Keep a checkpoint under a name, with the position of its sources.
 
-    The checkpoint, and all it needs, stays until `untag`.  `fork` continues from it, with the same rows
-    of the sources as the query, even when Spark has deleted the files of that micro-batch.  The same
-    call repeated returns the tag of the first one.
+    The checkpoint, and all it needs, stays until `untag`.  `fork` continues from it, with the same
+    rows of the sources as the query, even when Spark has deleted the files of that micro-batch.
+    The same call repeated returns the tag of the first one.
 
     Example:
         statelog.tag(
@@ -81,15 +81,16 @@ def tag(
     Args:
         location: Path or URL of the state location.
         name: Letters, digits, ".", "_" and "-"; not in use for another checkpoint or comment.
-        checkpoint: Its id, "latest", "earliest", another tag, or a time of ISO 8601; None for the newest one.
+        checkpoint: Its id, "latest", "earliest", another tag, or a time of ISO 8601; None for the
+            newest one.
         checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
         comment: Stored with the tag, for people.
         storage_options: Options of the store's client, as for `open_store`.
 
     Raises:
         CheckpointNotFoundError: The checkpoint is not retained.
-        CheckpointError: Its micro-batch is not finished yet (`reason` "in_progress"), or its files do
-            not match the state.
+        CheckpointError: Its micro-batch is not finished yet (`reason` "in_progress"), or its files
+            do not match the state.
         UsageError: The name is taken or not valid, or *location* or *checkpoint_location* is none.
         StoreError: A store failed; repeat the call.
 

@@ -1,10 +1,11 @@
 """
 What-if: a changed processor over the rows that a running query has read, next to the query.
 
-The micro-batches of the running query are run again, one by one, in a fork.  Spark repeats a micro-batch
-that is in the offset log and not in the commit log.  So each entry of the running query's offset log is
-put into the fork's checkpointLocation, and a query is started that runs this one micro-batch: with the
-same rows, processing time and watermark.  docs/how-to/change-a-job.md walks through it.
+The micro-batches of the running query are run again, one by one, in a fork.  Spark repeats a
+micro-batch that is in the offset log and not in the commit log.  So each entry of the running
+query's offset log is put into the fork's checkpointLocation, and a query is started that runs this
+one micro-batch: with the same rows, processing time and watermark.  docs/how-to/change-a-job.md
+walks through it.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class BatchOutcome:
         batch_id: Its number, the same as in the running query.
         input_rows: Rows that it read.
         output_rows: Rows that the changed processor yielded.
-        differences: Rows that only one of the two runs has; None if the rows of the running query are
-            not known.
+        differences: Rows that only one of the two runs has; None if the rows of the running query
+            are not known.
     """
 
     batch_id: int
@@ -82,13 +83,14 @@ class WhatIf:
         fork: The fork, which has the state of the changed processor after the last micro-batch.
         until: The checkpoint of the running query that was compared.
         batches: The micro-batches, ascending.
-        outputs: Rows that only one of the runs has: `batch_id`, `change` ("removed": only the running
-            query yielded it, "added": only the changed processor), and the columns of the output.
+        outputs: Rows that only one of the runs has: `batch_id`, `change` ("removed": only the
+            running query yielded it, "added": only the changed processor), and the columns of the
+            output.
         state: By operator, the keys whose state differs, as `LocationState.changes` returns them:
             *before* is the running query.
-        reproducible: Whether `current` led to the state of the running query; None without `current`.
-            If False, the processor depends on more than its rows and times, and differences may
-            come from that.
+        reproducible: Whether `current` led to the state of the running query; None without
+            `current`.  If False, the processor depends on more than its rows and times, and
+            differences may come from that.
     """
 
     fork: Fork
@@ -167,8 +169,8 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
     Return the rows that only one of two tables has; a row that is there twice counts twice.
 
     Returns:
-        The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*), and
-        those of the tables.
+        The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*),
+        and those of the tables.
     """
     old, new = ([_hashable(row) for row in values_of(table)] for table in (before, after))
     return _joined(
@@ -224,8 +226,8 @@ def what_if(
     Run a changed query over the rows that the running one read after a fork, and compare.
 
     The micro-batches of the running query are repeated in the fork one by one, with their rows,
-    processing times and watermarks.  The running query continues meanwhile, undisturbed: a tag keeps
-    the checkpoint that is compared.  Afterwards a query can be started on the fork.
+    processing times and watermarks.  The running query continues meanwhile, undisturbed: a tag
+    keeps the checkpoint that is compared.  Afterwards a query can be started on the fork.
 
     Example:
         trial = statelog.fork(
@@ -242,8 +244,8 @@ def what_if(
 
     Args:
         fork: Result of `statelog.fork`, made from a checkpoint of the running query.
-        stream: The changed query: the frame that `transform_with_state` returns, over the same sources
-            in the same order.  Its setting stateLocation is not used.
+        stream: The changed query: the frame that `transform_with_state` returns, over the same
+            sources in the same order.  Its setting stateLocation is not used.
         until: The last checkpoint of the running query to compare; None for the newest one.
         current: The query as it runs, to compare the output of all micro-batches, and to find out
             whether it leads to the same state again.  Without it only the rows that are staged in

@@ -59,9 +59,9 @@ def publish(
     """
     Publish a checkpoint as the newest version of an Iceberg or a Delta table.
 
-    The table has a row per key and a column per state variable.  Each publication replaces the rows of the key groups
-    that changed.  An Iceberg table gets the tags of LOCATION.  If the table contains the checkpoint already, nothing
-    changes.
+    The table has a row per key and a column per state variable.  Each publication replaces the rows
+    of the key groups that changed.  An Iceberg table gets the tags of LOCATION.  If the table
+    contains the checkpoint already, nothing changes.
 
     Examples:
         statelog publish s3://bucket/jobs/totals --iceberg prod.jobs.totals

@@ -1,9 +1,9 @@
 """
 A published table in a catalog of pyiceberg.
 
-A version is a snapshot whose summary records the facts of its checkpoint.  A commit deletes the rows of
-the key groups that changed and appends the new ones, in one transaction.  pyiceberg makes a snapshot of
-each step: those without facts are removed after the commit.
+A version is a snapshot whose summary records the facts of its checkpoint.  A commit deletes the
+rows of the key groups that changed and appends the new ones, in one transaction.  pyiceberg makes a
+snapshot of each step: those without facts are removed after the commit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """
 Publish the state of a location as a table that any engine reads.
 
-A checkpoint is a version of the table.  A publication replaces the rows of the key groups that changed
-since the version before; all rows where that cannot be told.  A call that ends anywhere leaves a table at
-one checkpoint or the next: a next call compares the table with the location and continues.
+A checkpoint is a version of the table.  A publication replaces the rows of the key groups that
+changed since the version before; all rows where that cannot be told.  A call that ends anywhere
+leaves a table at one checkpoint or the next: a next call compares the table with the location and
+continues.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class PublishReport:
         checkpoint_id: The checkpoint that is the table's newest version.
         published: Checkpoints that this call made versions of the table, ascending.
         checkpoints: All checkpoints that are retained versions of the table, ascending.
-        versions: By these checkpoints, the id of the Iceberg snapshot, or the version of the Delta table.
+        versions: By these checkpoints, the id of the Iceberg snapshot, or the version of the Delta
+            table.
         tags: Checkpoints by the tags of the location that have a version.
         row_count: Rows of the table.
         written_rows: Rows that this call wrote.
@@ -99,31 +101,33 @@ def publish(
     """
     Make a checkpoint of a location the newest version of an Iceberg or a Delta table.
 
-    The table contains one row per key and one column per state variable.  A call for a checkpoint that is
-    a version of the table already changes nothing.
+    The table contains one row per key and one column per state variable.  A call for a checkpoint
+    that is a version of the table already changes nothing.
 
     Example:
         statelog.publish("s3://bucket/jobs/totals", iceberg="prod.jobs.totals")
 
     Args:
         location: Path or URL of the state location.
-        iceberg: `CATALOG.NAMESPACE.TABLE`; the catalog is part of pyiceberg's configuration.  A missing
-            table is created.
-        delta: Instead of *iceberg*: path or URL of the folder of a Delta table; a missing one is created.
+        iceberg: `CATALOG.NAMESPACE.TABLE`; the catalog is part of pyiceberg's configuration.  A
+            missing table is created.
+        delta: Instead of *iceberg*: path or URL of the folder of a Delta table; a missing one is
+            created.
         checkpoint: As for `LocationState.reader`; None for the newest one.
         variables: State variables that are columns; None for all.
         operator: Name of the operator, where the query has several.
         retain: Versions of the table to retain besides those with a tag; >= 1.
         catalog_options: Properties of the catalog, for Iceberg.
-        storage_options: Options of the store's client, as for `open_store`; also of the Delta table's
-            store, if its URL has the scheme of the location's.
+        storage_options: Options of the store's client, as for `open_store`; also of the Delta
+            table's store, if its URL has the scheme of the location's.
 
     Raises:
-        CheckpointError: The checkpoint does not exist, is damaged, or is older than the published one.
-        UsageError: The table belongs to a different location, or its format does not support a column;
-            or *iceberg* and *delta* are both given, or neither.
-        RequirementError: pyiceberg or deltalake is not installed: `pip install 'statelog[iceberg]'` or
-            `'statelog[delta]'`.
+        CheckpointError: The checkpoint does not exist, is damaged, or is older than the published
+            one.
+        UsageError: The table belongs to a different location, or its format does not support a
+            column; or *iceberg* and *delta* are both given, or neither.
+        RequirementError: pyiceberg or deltalake is not installed: `pip install 'statelog[iceberg]'`
+            or `'statelog[delta]'`.
         UnavailableError: Other processes changed the table during each attempt.
         StoreError: The store or the catalog failed; repeat the call.
 

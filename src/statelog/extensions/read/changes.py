@@ -1,20 +1,21 @@
 """
 What differs between two checkpoints, and what each checkpoint changed.
 
-*Differences* are one row for each key that differs.  Both states are read in the order of key groups and
-compared in columns, some key groups at a time, so that only the key groups restored together and the rows
-that differ are in memory.  The columns are::
+*Differences* are one row for each key that differs.  Both states are read in the order of key
+groups and compared in columns, some key groups at a time, so that only the key groups restored
+together and the rows that differ are in memory.  The columns are::
 
     change  key_group  key.<name>...  before.<variable>...  after.<variable>...
 
 `change` is insert, update or delete.  What a variable holds is nested as in a snapshot, see
 `statelog.state.encoding.snapshot_file`; null where the key has no state in it.
 
-The *feed* has the changes of each checkpoint, from its log, so that it costs the state at its beginning,
-once, and then the changes.  A checkpoint whose changes are in a snapshot only is compared with the state
-before it instead.  A value, element or entry whose time to live is over is not there, neither before nor
-after, at the time of the checkpoint.  That it expires is not a change, because the log does not have it.
-A timer that fires is removed by the job, which is a change.
+The *feed* has the changes of each checkpoint, from its log, so that it costs the state at its
+beginning, once, and then the changes.  A checkpoint whose changes are in a snapshot only is
+compared with the state before it instead.  A value, element or entry whose time to live is over is
+not there, neither before nor after, at the time of the checkpoint.  That it expires is not a
+change, because the log does not have it.  A timer that fires is removed by the job, which is a
+change.
 """
 
 from __future__ import annotations

@@ -58,10 +58,10 @@ def read(
     """
     Print the state as of a checkpoint: one row per value, list element, map entry or timer.
 
-    State that had expired when the micro-batch of the checkpoint ran is left out.  With --to the same columns are
-    written to Parquet files, for any engine or for `statelog edit`.  A file appears under its name when it
-    is complete.  A file that exists is not replaced without --overwrite, except a file that an interrupted call wrote
-    from the same checkpoint.
+    State that had expired when the micro-batch of the checkpoint ran is left out.  With --to the
+    same columns are written to Parquet files, for any engine or for `statelog edit`.  A file
+    appears under its name when it is complete.  A file that exists is not replaced without
+    --overwrite, except a file that an interrupted call wrote from the same checkpoint.
 
     Examples:
         statelog read s3://bucket/jobs/totals
@@ -139,9 +139,9 @@ def get(
     """
     Print the state of one key as of a checkpoint, or its history.
 
-    Only the key group of the key is read.  --history prints the state as of each retained checkpoint, oldest
-    first.  Exit status 1 if the key does not exist, or if a checkpoint of the history cannot be
-    read; the others are printed.
+    Only the key group of the key is read.  --history prints the state as of each retained
+    checkpoint, oldest first.  Exit status 1 if the key does not exist, or if a checkpoint of the
+    history cannot be read; the others are printed.
 
     Examples:
         statelog get s3://bucket/jobs/totals total c42
@@ -310,10 +310,10 @@ def sql(
     """
     Run an SQL statement over the state as of a checkpoint, with DuckDB.
 
-    Each state variable is a table of the same name; the timers are the table timers.  A name that contains a dot needs
-    quotes: select "key.customer", "value.total" from total.  The variables that the statement names are
-    read into memory.  Without --allow-files the statement cannot read or write anything else.  The command needs
-    the extra sql.
+    Each state variable is a table of the same name; the timers are the table timers.  A name that
+    contains a dot needs quotes: select "key.customer", "value.total" from total.  The variables
+    that the statement names are read into memory.  Without --allow-files the statement cannot read
+    or write anything else.  The command needs the extra sql.
 
     Examples:
         statelog sql s3://bucket/jobs/totals 'from total limit 5'

@@ -3,9 +3,10 @@ Sort, compare and match rows in columns.
 
 Keys are looked up by their hash and then compared, so that two keys of one hash stay two keys.
 
-Rows are equal if they are equal for a reader of state, which is not what Arrow's kernels mean by it:
-NaN equals itself, 0.0 and -0.0 differ, null equals null, and a field that is null equals one that the
-other schema does not have.  Elements of a list and entries of a map are compared in their order.
+Rows are equal if they are equal for a reader of state, which is not what Arrow's kernels mean by
+it: NaN equals itself, 0.0 and -0.0 differ, null equals null, and a field that is null equals one
+that the other schema does not have.  Elements of a list and entries of a map are compared in their
+order.
 
 Sorting is many times faster than numpy's `argsort`: a number and the position of its row are packed
 into one word, and the words are sorted.

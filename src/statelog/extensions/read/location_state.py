@@ -178,9 +178,9 @@ class LocationState(LocationReader):
         applied in their order is the state of *checkpoint*.  Rows of one key are in the order of
         checkpoints.
 
-        The changes are taken from the log.  What expires is not in it: an expired value is no longer
-        there before a later change, and is no delete.  Entries have `expires_at_ms`, by which a copy
-        of the state lets them expire too.  All is shown in the schema of *checkpoint*.
+        The changes are taken from the log.  What expires is not in it: an expired value is no
+        longer there before a later change, and is no delete.  Entries have `expires_at_ms`, by
+        which a copy of the state lets them expire too.  All is shown in the schema of *checkpoint*.
 
         Args:
             since: A checkpoint, as for `reader`, whose state is known; None for the whole
@@ -210,13 +210,13 @@ class LocationState(LocationReader):
         """
         Return a live replica: a copy in memory of the newest state, which follows the query.
 
-        It reads the log of each newer checkpoint, and sends nothing to the query.  Closing this state
-        does not close it.
+        It reads the log of each newer checkpoint, and sends nothing to the query.  Closing this
+        state does not close it.
 
         Args:
             key_groups: Which key groups to hold; None for all.
-            interval_s: Seconds between two looks for a newer checkpoint, on a thread of the replica;
-                None for none: then `Replica.refresh` looks.
+            interval_s: Seconds between two looks for a newer checkpoint, on a thread of the
+                replica; None for none: then `Replica.refresh` looks.
 
         Raises:
             CheckpointNotFoundError: The location does not contain a checkpoint yet.
@@ -280,10 +280,10 @@ class LocationState(LocationReader):
 
         The calls of the processor that failed and were left out.
 
-        One row for each failed call, oldest first: `checkpoint_id` and `batch_id` of the micro-batch,
-        `failed_at`, `operator`, `key`, `method`, the `timers` of a call for timers, `error`, `message`
-        and `traceback`, `row_count`, `rows` and `initial_rows`.  Keys and rows are JSON.  The setting
-        `onError="dead-letter"` keeps them.
+        One row for each failed call, oldest first: `checkpoint_id` and `batch_id` of the
+        micro-batch, `failed_at`, `operator`, `key`, `method`, the `timers` of a call for timers,
+        `error`, `message` and `traceback`, `row_count`, `rows` and `initial_rows`.  Keys and rows
+        are JSON.  The setting `onError="dead-letter"` keeps them.
 
         Args:
             checkpoint: As for `reader`; None for the newest one.
@@ -312,12 +312,12 @@ class LocationState(LocationReader):
         """
         Return the input rows of the dead letters with the columns and types of the input.
 
-        They are in the order in which they failed, so they can be written to the source of the query
-        once its processor is corrected.  For arguments and further errors see `dead_letters`.
+        They are in the order in which they failed, so they can be written to the source of the
+        query once its processor is corrected.  For arguments and further errors see `dead_letters`.
 
         Raises:
-            UsageError: They are of several operators (`operator` of `statelog.open` names one), or a
-                column had other types before.
+            UsageError: They are of several operators (`operator` of `statelog.open` names one), or
+                a column had other types before.
 
         Blocks: On the store.
         """

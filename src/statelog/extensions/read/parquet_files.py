@@ -30,8 +30,9 @@ def write_variables(
     """
     Write variables to a folder, or one variable to a file; return name, file and number of rows.
 
-    A file appears under its name when it is complete.  A file that exists is rejected with `UsageError`
-    without *overwrite*, except the result of an interrupted call for the same checkpoint.
+    A file appears under its name when it is complete.  A file that exists is rejected with
+    `UsageError` without *overwrite*, except the result of an interrupted call for the same
+    checkpoint.
     """
     schemas = {name: reader.arrow_schema(name) for name in variables}  # rejects unknown names
     check_named_file(reader.store.url, to)

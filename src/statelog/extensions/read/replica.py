@@ -77,8 +77,8 @@ class Replica:
     The state of one operator, one micro-batch behind the query that writes it.
 
     Made by `LocationState.follow`.  Every answer comes from one whole checkpoint: what
-    `LocationState` returns for it.  A time to live ends also while the query is idle: what has expired
-    by the clock is left out, unless the caller names a time.  The state is held in memory.
+    `LocationState` returns for it.  A time to live ends also while the query is idle: what has
+    expired by the clock is left out, unless the caller names a time.  The state is held in memory.
 
     Args:
         store: Where the location is.
@@ -95,8 +95,8 @@ class Replica:
         StoreError: The store failed.
 
     Blocks: In the constructor, until the newest checkpoint is restored.
-    Thread: any; methods may be called concurrently.  `get`, `table` and `sql` wait while the changes
-        of a checkpoint are applied, not while they are read from the store.
+    Thread: any; methods may be called concurrently.  `get`, `table` and `sql` wait while the
+        changes of a checkpoint are applied, not while they are read from the store.
     """
 
     def __init__(
@@ -355,12 +355,12 @@ class Replica:
         Args:
             variable: Its name; `$timers` for timers.
             key: The values of the key columns as a tuple; for one column the value alone will do.
-            now_ms: What expires at or before this time is left out; None is the present time, or the
-                time of the checkpoint's micro-batch if it is later.
+            now_ms: What expires at or before this time is left out; None is the present time, or
+                the time of the checkpoint's micro-batch if it is later.
 
         Raises:
-            UsageError: There is no such variable, *key* has other columns or types, or its key group
-                is not held.
+            UsageError: There is no such variable, *key* has other columns or types, or its key
+                group is not held.
             CorruptionError: The last refresh found an object damaged.
             ClosedError: The replica is closed.
 
@@ -381,8 +381,8 @@ class Replica:
             now_ms: As for `get`.
 
         Returns:
-            A version for each key, in the order of *keys*.  Its value is a dict from the variables to
-            what `get` returns.
+            A version for each key, in the order of *keys*.  Its value is a dict from the variables
+            to what `get` returns.
 
         Raises:
             UsageError, CorruptionError, ClosedError: As `get`.

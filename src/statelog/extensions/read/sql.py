@@ -5,8 +5,8 @@ Each variable is a table of its name with the columns of its rows, which need qu
 `select "key.customer", "value.total" from total`.  A statement is bound to empty tables first, so
 that only the variables that it names are read.
 
-A statement has these tables and nothing else: DuckDB reads and writes no file, loads no extension and
-connects to nothing, and the statement cannot change that.  The caller may allow it.
+A statement has these tables and nothing else: DuckDB reads and writes no file, loads no extension
+and connects to nothing, and the statement cannot change that.  The caller may allow it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ def run_sql(
     Args:
         statement: In the dialect of DuckDB.
         schemas: The columns of each state variable, by its name.
-        read: Returns the rows of variables by name; called once, for those that the statement names.
+        read: Returns the rows of variables by name; called once, for those that the statement
+            names.
         allow_files: The statement may read and write files, attach databases and load extensions.
 
     Raises:
-        UsageError: The statement is wrong, names no state variable, or is more than one; or it needs
-            *allow_files*.
+        UsageError: The statement is wrong, names no state variable, or is more than one; or it
+            needs *allow_files*.
         RequirementError: DuckDB is not installed.
 
     Blocks: While the variables are read and the statement runs.   Thread: any.

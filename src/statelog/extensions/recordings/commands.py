@@ -53,9 +53,10 @@ def replay(
     """
     Run what a recorded key saw through the current processor, and compare the results.
 
-    A query records keys with the setting `record`.  Each micro-batch of the key is a step.  It begins with the recorded
-    state and timers; its rows, state and timers are compared with the recorded ones.  Damaged and
-    missing recordings are reported and skipped.  Exit status 1 if a step differs or fails, or a recording is skipped.
+    A query records keys with the setting `record`.  Each micro-batch of the key is a step.  It
+    begins with the recorded state and timers; its rows, state and timers are compared with the
+    recorded ones.  Damaged and missing recordings are reported and skipped.  Exit status 1 if a
+    step differs or fails, or a recording is skipped.
 
     Examples:
         statelog replay s3://bucket/jobs/fraud

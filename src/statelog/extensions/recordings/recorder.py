@@ -1,9 +1,9 @@
 """
 Record what chosen keys of a task see, within bounds, as bytes.
 
-A recording is sent to the driver with the answer of its task, or written to a file of the state location
-where it is large.  The driver commits it with the micro-batch.  A key that failed is written at once,
-because its micro-batch commits nothing.
+A recording is sent to the driver with the answer of its task, or written to a file of the state
+location where it is large.  The driver commits it with the micro-batch.  A key that failed is
+written at once, because its micro-batch commits nothing.
 
 The keys are chosen in columns, for all keys of the input at once.  A chosen key costs a look at its
 state before and after, and a copy of its rows; other keys cost nothing.  A key that exceeds a bound

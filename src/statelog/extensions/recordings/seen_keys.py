@@ -38,8 +38,8 @@ class RecordedRows:
     """
     The rows of one part of an input, for the keys that are recorded.
 
-    The rows of all chosen keys are copied together, because a copy for each key would cost more than
-    all else of recording.
+    The rows of all chosen keys are copied together, because a copy for each key would cost more
+    than all else of recording.
 
     Attributes: `row_bytes`: average bytes of a row.
     """

@@ -59,7 +59,8 @@ class ReportPlan:
         speeds: For the time of a restart.
         prices: For the bill.
         with_keys: Count the keys of each key group, which reads the state of the newest checkpoint.
-        with_key_groups: Count the changes of each key group, which reads the log; False counts nothing.
+        with_key_groups: Count the changes of each key group, which reads the log; False counts
+            nothing.
         progress: Called with what is being read.
     """
 

@@ -147,10 +147,10 @@ def report(
     """
     Write an HTML page with the figures of a state location.
 
-    The page shows how state and log grow, the duration, bytes, objects and retries of the stored checkpoints,
-    the keys of each key group, what a restart reads, and the bill of the object store.  It opens without a
-    network.  With --json the command prints the figures and writes no page.  Exit status 1 if a checkpoint is
-    damaged.
+    The page shows how state and log grow, the duration, bytes, objects and retries of the stored
+    checkpoints, the keys of each key group, what a restart reads, and the bill of the object store.
+    It opens without a network.  With --json the command prints the figures and writes no page.
+    Exit status 1 if a checkpoint is damaged.
 
     Examples:
         statelog report s3://bucket/jobs/totals

@@ -1,9 +1,9 @@
 """
 The page: figures in, one HTML file out, which needs nothing else.
 
-The page is the template `page.html`.  In it are the style sheet, the figures as JSON, and the script that
-draws them.  The content security policy forbids every request, and names style and script by their
-hashes: no other can run.
+The page is the template `page.html`.  In it are the style sheet, the figures as JSON, and the
+script that draws them.  The content security policy forbids every request, and names style and
+script by their hashes: no other can run.
 """
 
 from __future__ import annotations

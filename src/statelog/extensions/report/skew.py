@@ -1,8 +1,8 @@
 """
 How keys and changes are spread over the key groups of an operator.
 
-The keys are counted in the state as of a checkpoint, which is read whole for it, a few key groups at
-a time.  The changes are those in the log after the snapshots.
+The keys are counted in the state as of a checkpoint, which is read whole for it, a few key groups
+at a time.  The changes are those in the log after the snapshots.
 """
 
 from __future__ import annotations

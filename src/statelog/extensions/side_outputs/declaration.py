@@ -33,9 +33,9 @@ class SideOutput(Protocol):
         Emit a row; it is committed with the micro-batch, unless the call fails.
 
         Args:
-            row: A `Row` with the names of the columns, or a tuple in their order; for a processor of
-                frames a DataFrame, for a `ColumnarProcessor` a table.  A column that a Row leaves out
-                is null.
+            row: A `Row` with the names of the columns, or a tuple in their order; for a processor
+                of frames a DataFrame, for a `ColumnarProcessor` a table.  A column that a Row
+                leaves out is null.
 
         Raises:
             UsageError: It does not fit the columns, or neither rows nor timers are handled now.

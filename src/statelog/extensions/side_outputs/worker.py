@@ -1,8 +1,8 @@
 """
 The side outputs of a task: rows that a processor emits by name, next to its output.
 
-A row is checked when it is emitted, so a row that does not fit fails the call that emits it.  Rows are
-converted many calls later, all together.
+A row is checked when it is emitted, so a row that does not fit fails the call that emits it.  Rows
+are converted many calls later, all together.
 """
 
 from __future__ import annotations

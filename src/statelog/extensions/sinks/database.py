@@ -68,8 +68,9 @@ class DatabaseSink:
     """
     Writes to a table of a database, by any driver of PEP 249 (DB-API).
 
-    Each micro-batch is one transaction.  The table must exist and have the columns of the rows, in the
-    same spelling.  The database must have `insert ... on conflict`, as SQLite and PostgreSQL have.
+    Each micro-batch is one transaction.  The table must exist and have the columns of the rows, in
+    the same spelling.  The database must have `insert ... on conflict`, as SQLite and PostgreSQL
+    have.
 
     With *key*, a row replaces the row with the same key; the table needs a unique constraint on it.
 

@@ -2,11 +2,11 @@
 `IcebergSink`: rows and the record of their micro-batch in one commit of an Iceberg table.
 
 A commit adds one snapshot, whose summary names the micro-batch, and sets the table property
-`statelog.batch.<writer>` to its record.  The property is what counts: it is still there when snapshots
-have expired, and when other writers and compactions have added theirs.
+`statelog.batch.<writer>` to its record.  The property is what counts: it is still there when
+snapshots have expired, and when other writers and compactions have added theirs.
 
-PyIceberg repeats a commit on the newest table after another one came in between.  That other one may
-be of another driver of the query, so the sink compares the record before each attempt.
+PyIceberg repeats a commit on the newest table after another one came in between.  That other one
+may be of another driver of the query, so the sink compares the record before each attempt.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 `KafkaSink`: rows and the record of their micro-batch in one transaction of Kafka.
 
-The record is a committed offset of the group `statelog-<writer>` in the topic's first partition, and the
-metadata of that offset.  Kafka commits offsets of a transaction with its records.  The offset has timeline
-and batch, for brokers with Kafka's protocol that do not store the metadata.
+The record is a committed offset of the group `statelog-<writer>` in the topic's first partition,
+and the metadata of that offset.  Kafka commits offsets of a transaction with its records.  The
+offset has timeline and batch, for brokers with Kafka's protocol that do not store the metadata.
 
 A producer begins by `init_transactions`, which ends the transaction that an earlier producer of the
 query left, and fences that producer.  The offset is read after that, so it is final.
@@ -70,11 +70,12 @@ class KafkaSink:
     """
     Writes to a topic of Kafka; each micro-batch is one transaction.
 
-    The rows have the columns that Spark's own writer takes: `value`, and `key` if records have keys,
-    each a string or binary.  Readers see whole micro-batches with `isolation.level=read_committed`.
+    The rows have the columns that Spark's own writer takes: `value`, and `key` if records have
+    keys, each a string or binary.  Readers see whole micro-batches with
+    `isolation.level=read_committed`.
 
-    Kafka forgets the offsets of a group without members after `offsets.retention.minutes`, a week by
-    default.  A query that was killed during a micro-batch must be started again before that.
+    Kafka forgets the offsets of a group without members after `offsets.retention.minutes`, a week
+    by default.  A query that was killed during a micro-batch must be started again before that.
 
     Example:
         sink = KafkaSink("totals", {"bootstrap.servers": "localhost:9092"})

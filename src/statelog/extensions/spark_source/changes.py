@@ -97,8 +97,8 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
     Follows the changes of a location.
 
     An offset is the checkpoint up to which was read, with its position: a location that was made
-    again, or restored from a backup, has other checkpoints of the same numbers.  Spark 4.0 and 4.1 do
-    not tell a source where the next micro-batch begins, so it is remembered here.
+    again, or restored from a backup, has other checkpoints of the same numbers.  Spark 4.0 and 4.1
+    do not tell a source where the next micro-batch begins, so it is remembered here.
     """
 
     def __init__(

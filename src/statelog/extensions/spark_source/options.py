@@ -106,7 +106,8 @@ class SourceOptions:
         batchId: The micro-batch whose checkpoint is read, in place of `checkpoint`; it must be
             retained.
         columns: The columns to read, separated by commas; None for all.
-        flattenCollectionTypes: One row for each element, entry and timer; False for one row per key.
+        flattenCollectionTypes: One row for each element, entry and timer; False for one row per
+            key.
         filterPushdown: Read only the key groups that filters on the key leave; needs Spark's
             setting spark.sql.python.filterPushdown.enabled (Spark 4.1 and later).
         maxCheckpointsPerTrigger: Checkpoints of a micro-batch of a stream; None for all.

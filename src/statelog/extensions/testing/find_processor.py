@@ -1,8 +1,8 @@
 """
 Find the processor that a replay runs, by the name that the user gives.
 
-A recording has the name of its processor too.  That name is stored data: it is shown to the user, and
-never imported.  The type of what the user names is checked before it is called.
+A recording has the name of its processor too.  That name is stored data: it is shown to the user,
+and never imported.  The type of what the user names is checked before it is called.
 """
 
 from __future__ import annotations

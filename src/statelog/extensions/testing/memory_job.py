@@ -1,10 +1,10 @@
 """
 A query of one operator without Spark: real tasks in this process, over a state location in memory.
 
-The tasks are the same as in Spark's workers, and the commits the same as on the driver.  A test writes
-and reads the state of a key as tuples, lists of tuples and dicts of tuples, which are converted to cells
-of the tables and back.  `TesterHandle` is the handle of PySpark's TwsTester.  Deviations: it has only the
-state variables that `init` creates, and each call commits its changes.
+The tasks are the same as in Spark's workers, and the commits the same as on the driver.  A test
+writes and reads the state of a key as tuples, lists of tuples and dicts of tuples, which are
+converted to cells of the tables and back.  `TesterHandle` is the handle of PySpark's TwsTester.
+Deviations: it has only the state variables that `init` creates, and each call commits its changes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """
 Run a `StatefulProcessor` in a unit test without Spark and JVM.
 
-Each call is one micro-batch: the task that runs in Spark's workers, over a state location in memory, and a
-commit.  `restart` reads the state back from the log, then from a snapshot.
+Each call is one micro-batch: the task that runs in Spark's workers, over a state location in
+memory, and a commit.  `restart` reads the state back from the log, then from a snapshot.
 Source: PySpark's TwsTester, with its methods, handle and errors.  Deviations: every batch runs a
-new copy of the processor, as tasks do, so that attributes of `self` are lost here too and `init` runs
-in each; timers that are due fire at the end of every batch, not only when time moves; time to live
-has effect; values are converted to the types of their state; `handleExpiredTimer` gets the key as a
-Row; where keySchema has several columns, a key is a tuple of their values.
+new copy of the processor, as tasks do, so that attributes of `self` are lost here too and `init`
+runs in each; timers that are due fire at the end of every batch, not only when time moves; time to
+live has effect; values are converted to the types of their state; `handleExpiredTimer` gets the key
+as a Row; where keySchema has several columns, a key is a tuple of their values.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ class ProcessorTester:
             outputStructType, it is an error if a column does not fit.
 
         Raises:
-            UsageError: The processor is not columnar, the tester has no keySchema, or a column of the
-                key is missing.
+            UsageError: The processor is not columnar, the tester has no keySchema, or a column of
+                the key is missing.
             ProcessorError: The processor failed; `__cause__` is its own error.
         """
         if self._face.test_tables is None:
@@ -319,8 +319,8 @@ class ProcessorTester:
 
         Args:
             name: The table.
-            table: An Arrow table, a frame of pandas or Polars, a dict of columns, or a list of Rows or
-                dicts.
+            table: An Arrow table, a frame of pandas or Polars, a dict of columns, or a list of Rows
+                or dicts.
             schema: Names and types of the columns, also as DDL text; None takes them from *table*.
 
         Raises:

@@ -1,11 +1,11 @@
 """
 Replay what a key saw through a processor of today.
 
-Each recorded micro-batch is one step.  A step begins with the recorded state and timers of the key, at
-the recorded times, and runs the recorded rows and the timers that were due.  What comes out is
-compared with the recording: rows, state, timers, and whether it failed.  Steps are independent, so a
-difference in one does not show again in those after it.  A debugger can stop where a step fails or
-differs.
+Each recorded micro-batch is one step.  A step begins with the recorded state and timers of the key,
+at the recorded times, and runs the recorded rows and the timers that were due.  What comes out is
+compared with the recording: rows, state, timers, and whether it failed.  Steps are independent, so
+a difference in one does not show again in those after it.  A debugger can stop where a step fails
+or differs.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def replay(
     Raises:
         UsageError: The key was not recorded, or the processor cannot be found or made, or
             *since* names no checkpoint.
-        CheckpointError: The processor cannot continue from the recorded state, or no checkpoint is as
-            old as *since*.
+        CheckpointError: The processor cannot continue from the recorded state, or no checkpoint is
+            as old as *since*.
         CorruptionError: A recording has settings that no query has.
         StoreError: The store failed.
 
@@ -392,8 +392,8 @@ def _output_columns(stored: JsonObject) -> StructType:
     """
     Return the columns of the output.
 
-    A user-defined type is refused: PySpark imports the module that its JSON names, and older versions
-    unpickle its class.
+    A user-defined type is refused: PySpark imports the module that its JSON names, and older
+    versions unpickle its class.
     """
     waiting = [stored]
     while waiting:

@@ -11,6 +11,6 @@ The driver's side: each micro-batch makes one checkpoint.
     snapshot_planner               which key groups get a snapshot
     batch_reports                  log, callback, metrics, the recorded cost and the warning of skew
 
-`batch_frame` runs the operator over a batch frame, whose state is discarded.  Other packages use `engine`, `batch_frame`,
-`batch_times`, `no_data_batches` and `failures`.
+`batch_frame` runs the operator over a batch frame, whose state is discarded.  Other packages use
+`engine`, `batch_frame`, `batch_times`, `no_data_batches` and `failures`.
 """

@@ -1,12 +1,12 @@
 """
 Run the tasks of a micro-batch, and deliver their output rows to the sink.
 
-*staged*: the tasks send their rows to the driver, or write them to files if they are large.  The driver
-commits them in the same object as the state, and then calls the sink with the committed rows.  A batch
-that is repeated delivers the same rows.
+*staged*: the tasks send their rows to the driver, or write them to files if they are large.  The
+driver commits them in the same object as the state, and then calls the sink with the committed
+rows.  A batch that is repeated delivers the same rows.
 
-*direct*: the sink evaluates the tasks in one Spark job, and the driver commits after it.  The sink gets
-the rows before the commit, so a batch that is repeated delivers rows again: at least once.
+*direct*: the sink evaluates the tasks in one Spark job, and the driver commits after it.  The sink
+gets the rows before the commit, so a batch that is repeated delivers rows again: at least once.
 
 A new delivery is a class here, a name in `query/delivery`, and a line in `deliveries`.
 """
@@ -265,8 +265,8 @@ def committed_rows(data: bytes | memoryview, columns: pa.Schema, what: str) -> p
     """
     Return committed rows in the columns that the query has now, which are found by name.
 
-    The rows were committed with the columns that the query had then.  A column that was added since is
-    null, and one that was removed is left out.
+    The rows were committed with the columns that the query had then.  A column that was added since
+    is null, and one that was removed is left out.
     """
     table = from_ipc(data)
     if table.schema.types == columns.types and table.schema.names == columns.names:

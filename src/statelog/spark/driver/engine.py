@@ -1,9 +1,9 @@
 """
 Run the micro-batches of a query: each of them makes one checkpoint.
 
-For each micro-batch: trigger a checkpoint, run the tasks of each operator, take their answers, commit,
-deliver.  The commit is one put-if-absent of `chk-<id>/_metadata`; everything before it can be discarded, everything
-after it can be repeated.
+For each micro-batch: trigger a checkpoint, run the tasks of each operator, take their answers,
+commit, deliver.  The commit is one put-if-absent of `chk-<id>/_metadata`; everything before it can
+be discarded, everything after it can be repeated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The seam of an extension on the driver.
 
-An extension adds to micro-batches what the engine does not know by name.  The engine calls all of them at the
-same points of a micro-batch, in the order of `spark.extension_table`:
+An extension adds to micro-batches what the engine does not know by name.  The engine calls all of
+them at the same points of a micro-batch, in the order of `spark.extension_table`:
 
     begin                      before the tasks are planned
     task_part                  what the tasks of an operator get, in `TaskSpec.extras`
@@ -94,8 +94,8 @@ class DriverExtension(Protocol):
 
     What a class leaves out does nothing.
 
-    Attributes: `name`: the key of its parts in `TaskSpec.extras` and `TaskAck.extras`; `figures`: what its
-    tasks count, by name: numbers.
+    Attributes: `name`: the key of its parts in `TaskSpec.extras` and `TaskAck.extras`; `figures`:
+    what its tasks count, by name: numbers.
 
     Thread: Spark's thread of the query.
     """

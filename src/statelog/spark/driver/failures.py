@@ -39,8 +39,8 @@ def query_stopped() -> QueryStopped:
     """
     Return the error with a text that Spark recognizes as an interruption.
 
-    It searches the text of an error for it, by an expression that overflows the stack on the long text of a
-    job that was really stopped.
+    It searches the text of an error for it, by an expression that overflows the stack on the long
+    text of a job that was really stopped.
     """
     return QueryStopped(
         "py4j.protocol.Py4JJavaError: An error occurred while calling a query that was stopped: "

@@ -1,10 +1,10 @@
 """
 Run one operator of a query over a micro-batch.
 
-The input of the first operator is the frame that Spark gives, that of each other operator the staged
-rows of the operator before it, with the steps in between.  Rows between operators are those of the
-answers that are committed, because every operator is one Spark job: a task that runs twice cannot
-give its rows of one attempt and its changes of the other.
+The input of the first operator is the frame that Spark gives, that of each other operator the
+staged rows of the operator before it, with the steps in between.  Rows between operators are those
+of the answers that are committed, because every operator is one Spark job: a task that runs twice
+cannot give its rows of one attempt and its changes of the other.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ Decide whether the first micro-batch of a run follows a checkpoint.
 
 Spark repeats the micro-batch that did not finish, with the same input.  That is true only while the
 checkpointLocation is complete: after files were removed or restored from a backup, Spark plans a
-micro-batch of the same number again, with other input.  So the positions of the sources are compared,
-and not only the number.
+micro-batch of the same number again, with other input.  So the positions of the sources are
+compared, and not only the number.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def _check_is_alone(
     """
     Raise `FencedError` if another driver has planned this micro-batch since the start.
 
-    A run begins with the newest micro-batch in the checkpointLocation.  Later ones are there only if
-    another driver wrote them; after a loss of files they are missing.
+    A run begins with the newest micro-batch in the checkpointLocation.  Later ones are there only
+    if another driver wrote them; after a loss of files they are missing.
     """
     if sources.is_planned(record.batch_id):
         raise FencedError(

@@ -2,8 +2,8 @@
 The state of a query as of its last committed checkpoint, and when each operator ran last.
 
 A processor may declare other state than the checkpoint has.  A variable or field that it no longer
-declares would be lost, and after a change of its name begin empty.  So the start is rejected with its
-name, until the setting `dropState` has the name.
+declares would be lost, and after a change of its name begin empty.  So the start is rejected with
+its name, until the setting `dropState` has the name.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class RestoredState:
     """
     The state that the next micro-batch continues.
 
-    Attributes: `base`: the checkpoint, None for the empty state; `record`: its micro-batch's record;
-    `went_back_to`: the checkpoint of the last rewind, None for none; `due_ms`: when the next timer of each
-    operator is due, in the time of the time mode, None where that is unknown.
+    Attributes: `base`: the checkpoint, None for the empty state; `record`: its micro-batch's
+    record; `went_back_to`: the checkpoint of the last rewind, None for none; `due_ms`: when the
+    next timer of each operator is due, in the time of the time mode, None where that is unknown.
     """
 
     def __init__(self, operators: int) -> None:

@@ -202,8 +202,8 @@ class StateLocation:
         """
         Set the time from which a changed time to live counts.
 
-        The first commit of a run fixes it.  A micro-batch before it may have changed nothing, or been
-        delivered again.
+        The first commit of a run fixes it.  A micro-batch before it may have changed nothing, or
+        been delivered again.
         """
         base = self.state.base
         record = self.state.record

@@ -10,6 +10,6 @@ Everything that touches Spark's JVM, through py4j.
     python_job       the frames of Python jobs, with few calls, and a worker for each task; copies of physical plans
     arrow_data       Arrow tables to the JVM, Arrow batches to the workers
 
-Only `python_job`, `arrow_data` and the size in `frames` are optional.
-The others are asked for what neither a file nor a public method of PySpark has.
+Only `python_job`, `arrow_data` and the size in `frames` are optional.  The others are asked for
+what neither a file nor a public method of PySpark has.
 """

@@ -1,11 +1,11 @@
 """
 Arrow data between the driver, the JVM and the workers of a query.
 
-Small results go to the JVM with few calls.  Towards the workers Spark adds up the buffers of a batch
-before it writes a row, to end the batch at a number of bytes, which takes longer than to write a row of
-two numbers.  Where every column has a fixed width, the number of rows says that the bytes are not
-reached, and here Spark is told so.  Columns of text, binary data, arrays and maps are measured as
-before: a batch of long texts could be too large for the worker.
+Small results go to the JVM with few calls.  Towards the workers Spark adds up the buffers of a
+batch before it writes a row, to end the batch at a number of bytes, which takes longer than to
+write a row of two numbers.  Where every column has a fixed width, the number of rows says that the
+bytes are not reached, and here Spark is told so.  Columns of text, binary data, arrays and maps are
+measured as before: a batch of long texts could be too large for the worker.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class ArrowBatches:
         """
         Let Spark only count the rows of a batch, in all jobs of the session that run meanwhile.
 
-        Nothing changes where a batch may reach the limit in bytes, where the user has set that limit,
-        and on Connect, where the session may be the user's own.
+        Nothing changes where a batch may reach the limit in bytes, where the user has set that
+        limit, and on Connect, where the session may be the user's own.
         """
         session = rows.sparkSession
         if columns not in self._fit:

@@ -9,8 +9,8 @@ given to `foreachBatch`.
 
 At the end of each micro-batch Spark asks its sources for metrics.  This source answers with the
 figures of the batch, so that `lastProgress` and every `StreamingQueryListener` has them.
-Source: Spark's MicroBatchExecution.constructNextBatch, TransformWithStateExec.shouldRunAnotherBatch,
-ProgressContext.extractSourceProgress.
+Source: Spark's MicroBatchExecution.constructNextBatch,
+TransformWithStateExec.shouldRunAnotherBatch, ProgressContext.extractSourceProgress.
 """
 
 from __future__ import annotations

@@ -2,19 +2,20 @@
 Make the frame of a Python job with few calls to the JVM.
 
 `DataFrame.mapInArrow` makes some thirty calls to the JVM.  Most of them give the same in each
-micro-batch: types, settings, the environment of the workers, the columns of the input.  They are made
-once for a query, and a micro-batch only makes its function and the frame.  Where PySpark does more than
-that (broadcasts, a profiler), `mapInArrow` itself is called.
+micro-batch: types, settings, the environment of the workers, the columns of the input.  They are
+made once for a query, and a micro-batch only makes its function and the frame.  Where PySpark does
+more than that (broadcasts, a profiler), `mapInArrow` itself is called.
 
-Each task gets Python workers of its own.  Spark gives a task the worker that has been idle for longest,
-so tasks change workers from one micro-batch to the next, and a worker has missed what another one did.
-But Spark shares workers only among functions of the same environment.  An extra environment variable, the numbers of the query and of the task, gives a
-task the same worker each time.  The query's number keeps apart two queries that run at the same time.
-Nothing relies on it: a worker that missed something catches up.
+Each task gets Python workers of its own.  Spark gives a task the worker that has been idle for
+longest, so tasks change workers from one micro-batch to the next, and a worker has missed what
+another one did.  But Spark shares workers only among functions of the same environment.  An extra
+environment variable, the numbers of the query and of the task, gives a task the same worker each
+time.  The query's number keeps apart two queries that run at the same time.  Nothing relies on it:
+a worker that missed something catches up.
 
-A job has one function for all tasks.  So a job of several tasks is put together from several: the plan
-is made once and copied with the function of each task, and one partition is taken of each copy.  The
-shuffle below begins at once, while the sink plans what it does with the rows.
+A job has one function for all tasks.  So a job of several tasks is put together from several: the
+plan is made once and copied with the function of each task, and one partition is taken of each
+copy.  The shuffle below begins at once, while the sink plans what it does with the rows.
 Source: pyspark/sql/udf.py, pyspark/sql/pandas/map_ops.py; PythonWorkerFactory, MapInArrowExec and
 PythonUDF (Spark).
 """
@@ -106,11 +107,10 @@ class OwnWorkers:
     """
     Makes the functions and the frames of jobs whose tasks have workers of their own.
 
-    On several hosts, or with the tasks of many queries, there would be many idle workers.  So all tasks
-    have workers of their own in local mode only, while the cores are enough for the tasks of all
-    queries
-    at once; else only a single task has.  Queries beyond the number of cores (on a cluster: all except
-    one) share the workers of their single tasks.
+    On several hosts, or with the tasks of many queries, there would be many idle workers.  So all
+    tasks have workers of their own in local mode only, while the cores are enough for the tasks of
+    all queries at once; else only a single task has.  Queries beyond the number of cores (on a
+    cluster: all except one) share the workers of their single tasks.
 
     Thread: Spark's thread of the query.
     """
@@ -346,8 +346,8 @@ def executed_plan(session: SparkSession, frame: JavaObject) -> JavaObject:
     """
     Return the plan of a frame of the JVM, without adaptive execution.
 
-    That would hide the shuffle, decide on the number of partitions, and run the shuffle, and wait for it,
-    where the rows are asked for as an RDD.
+    That would hide the shuffle, decide on the number of partitions, and run the shuffle, and wait
+    for it, where the rows are asked for as an RDD.
     """
     with with_setting(session, _ADAPTIVE, "false"):
         return frame.queryExecution().executedPlan()
@@ -357,9 +357,9 @@ def begin_shuffle(shuffle: JavaObject) -> None:
     """
     Run the job of a node of a shuffle, while the driver goes on.
 
-    `submitShuffleJob` of Spark 4 leaves that to another thread.  If the job that reads the shuffle is
-    submitted before that thread comes to it, Spark's scheduler fails and ends the SparkContext.  So the
-    job is submitted here, in this thread.
+    `submitShuffleJob` of Spark 4 leaves that to another thread.  If the job that reads the shuffle
+    is submitted before that thread comes to it, Spark's scheduler fails and ends the SparkContext.
+    So the job is submitted here, in this thread.
     Source: ShuffleExchangeExec, DAGScheduler.handleMapStageSubmitted (Spark).
     """
     shuffle.mapOutputStatisticsFuture()

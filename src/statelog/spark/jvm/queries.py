@@ -1,8 +1,8 @@
 """
 Queries in the JVM: what neither their files nor PySpark's objects have.
 
-That is which sources share a log, the watermark that the next micro-batch would have, whether a query
-still runs, and the parts of Spark's writer and query that PySpark's classes wrap.
+That is which sources share a log, the watermark that the next micro-batch would have, whether a
+query still runs, and the parts of Spark's writer and query that PySpark's classes wrap.
 Source: Spark's StreamExecution, WatermarkTracker.
 """
 

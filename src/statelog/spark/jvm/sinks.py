@@ -1,8 +1,8 @@
 """
 Spark's sink of files, its formats, and the tables of its catalogs.
 
-PySpark does not have a call for a sink and a micro-batch, looks formats up only when rows are written,
-and does not know the partitions of a table.
+PySpark does not have a call for a sink and a micro-batch, looks formats up only when rows are
+written, and does not know the partitions of a table.
 Source: Spark's DataStreamWriter, DataSource.createSink, FileStreamSink.
 """
 

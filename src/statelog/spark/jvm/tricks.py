@@ -2,8 +2,8 @@
 Tricks: faster ways through Spark's internals, each next to a plain way.
 
 A trick is used unless `spark.statelog.jvm.<trick>` is false in the session.  Where a Spark, such as
-that of a managed platform, does not have what a trick needs, or an input does not fit it, the plain way
-is taken, and the log has the reason once for each query.  All other errors are raised.
+that of a managed platform, does not have what a trick needs, or an input does not fit it, the plain
+way is taken, and the log has the reason once for each query.  All other errors are raised.
 Docs: docs/reference/spark-versions.md.
 """
 

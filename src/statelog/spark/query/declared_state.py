@@ -1,10 +1,11 @@
 """
 What a processor declares: the state variables of an operator, and what extensions note.
 
-`init` of the processor runs once on the driver, and what it asks for is noted.  Timers are a variable of
-statelog, and so are the marks of frozen keys: where `onError` is "freeze", a key that failed has a mark from
-the checkpoint of its failure on.  The processor is not called for a key with a mark: its rows and timers
-become dead letters, and its state stays as it was.  `statelog.unfreeze` removes marks.
+`init` of the processor runs once on the driver, and what it asks for is noted.  Timers are a
+variable of statelog, and so are the marks of frozen keys: where `onError` is "freeze", a key that
+failed has a mark from the checkpoint of its failure on.  The processor is not called for a key with
+a mark: its rows and timers become dead letters, and its state stays as it was.  `statelog.unfreeze`
+removes marks.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ The delivery of output rows to the user's sink, and the names of recorded micro-
 delivers the same rows.  *direct*: the sink evaluates the tasks in one Spark job, and the driver
 commits the state after it.
 
-A sink of statelog records the newest `DeliveredBatch` for each query.  The query's name is Spark's id
-of it, which is the same over restarts.  While the sink of a side output is called, the name has the
-side output in it, because its rows are others of the same micro-batch.
+A sink of statelog records the newest `DeliveredBatch` for each query.  The query's name is Spark's
+id of it, which is the same over restarts.  While the sink of a side output is called, the name has
+the side output in it, because its rows are others of the same micro-batch.
 
-On a classic session both are in the local properties of Spark's context, and each query has separate
-ones.  Spark Connect does not have local properties; there each query has a separate process, so they
-are stored in this module.
+On a classic session both are in the local properties of Spark's context, and each query has
+separate ones.  Spark Connect does not have local properties; there each query has a separate
+process, so they are stored in this module.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """
 `Face`: a form in which processors get rows and state, such as Rows or columns.
 
-The engine asks the face of a processor, and never what class a processor or a state has.  The faces are
-rows of the table below.  To add one: make a `Face` of the functions below, add
-its line to the table, and name the line in the base class of its processors by `FACE`.
+The engine asks the face of a processor, and never what class a processor or a state has.  The faces
+are rows of the table below.  To add one: make a `Face` of the functions below, add its line to the
+table, and name the line in the base class of its processors by `FACE`.
 
-A face is used in this order.  On the driver, at the call: `row_format`, then `driver_handle` for a copy of the
-processor, then `processor_type` and `methods` for checks.  In a task: `new_state` once in a
-worker, then `new_run` in each micro-batch.
+A face is used in this order.  On the driver, at the call: `row_format`, then `driver_handle` for a
+copy of the processor, then `processor_type` and `methods` for checks.  In a task: `new_state` once
+in a worker, then `new_run` in each micro-batch.
 """
 
 from __future__ import annotations
@@ -62,20 +62,21 @@ class Face:
     What the engine knows of the processors of one face.
 
     Args:
-        processor_type: The base class of the processors, whose methods have the parameters that calls pass.
+        processor_type: The base class of the processors, whose methods have the parameters that
+            calls pass.
         methods: The methods that a task calls.
         handles_single_keys: Whether the processor is called key by key, so that a single key can
             fail, be recorded and be replayed.
-        row_format: Makes the row format from the session, the output and whether there is initial state.
-            The format is sent to each task; it makes the input and the output of the task.
+        row_format: Makes the row format from the session, the output and whether there is initial
+            state.  The format is sent to each task; it makes the input and the output of the task.
         driver_handle: Makes the handle of the `init` on the driver, which notes what the processor
             declares, from a parser of DDL and whether variables may have a time to live.
-        new_state: Makes the empty state of a worker from an `OperatorCodec`; for bounded memory also from
-            `MemoryLimits` and an opener of the host's files.
-        new_run: Makes the run of a task from a `BatchContext`, the worker's state, the `KeyGroupRange` of the
-            task, its `OutputCollector`, and its `TaskExtensions`.
-        test_tables: Runs a micro-batch of `ProcessorTester.testColumns`, from the tester, the rows and the
-            initial rows; without rows only timers fire.  None where a test runs key by key.
+        new_state: Makes the empty state of a worker from an `OperatorCodec`; for bounded memory
+            also from `MemoryLimits` and an opener of the host's files.
+        new_run: Makes the run of a task from a `BatchContext`, the worker's state, the
+            `KeyGroupRange` of the task, its `OutputCollector`, and its `TaskExtensions`.
+        test_tables: Runs a micro-batch of `ProcessorTester.testColumns`, from the tester, the rows
+            and the initial rows; without rows only timers fire.  None where a test runs key by key.
     """
 
     processor_type: type

@@ -1,11 +1,12 @@
 """
 Find the input columns that a processor reads, so that the others are not read, shuffled or sent.
 
-The user names them by the setting `inputColumns`, or the source code of `handleInputRows` proves them.
-The proof follows the rows from the argument through loops, comprehensions and a few built-in functions.
-Each row may only be used as `row.name` or `row["name"]`.  Everything else (a row given to a function,
-stored, compared or returned, a computed name, a decorated method) needs all columns.  The proof is about
-the code that runs: source that does not compile to the method's bytecode is not used.
+The user names them by the setting `inputColumns`, or the source code of `handleInputRows` proves
+them.  The proof follows the rows from the argument through loops, comprehensions and a few built-in
+functions.  Each row may only be used as `row.name` or `row["name"]`.  Everything else (a row given
+to a function, stored, compared or returned, a computed name, a decorated method) needs all columns.
+The proof is about the code that runs: source that does not compile to the method's bytecode is not
+used.
 """
 
 from __future__ import annotations

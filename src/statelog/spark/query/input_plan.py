@@ -1,8 +1,8 @@
 """
 The input of an operator: facts of its plan, and how its rows get their keys.
 
-The facts are its watermark, event time, sources, and whether it keeps state of Spark's own.  The tasks
-get each row, or what Spark has aggregated of a micro-batch.
+The facts are its watermark, event time, sources, and whether it keeps state of Spark's own.  The
+tasks get each row, or what Spark has aggregated of a micro-batch.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class KeyedInput:
         frame: What the user has grouped.
         facts: Facts from its plan.
         is_stream: Whether it is the input of a streaming query.
-        of_upstream: Makes it from the rows of the operator before it; None for the query's own input.
+        of_upstream: Makes it from the rows of the operator before it; None for the query's own
+            input.
     """
 
     keyed: KeyedFrame

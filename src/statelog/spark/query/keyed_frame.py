@@ -1,12 +1,12 @@
 """
 Add the key group to each row of a grouped frame.
 
-The key group of a row is `pmod(xxhash64(key columns), groups)`, with Spark's own 64-bit hash and its
-seed of 42, so the JVM computes it in generated code before the shuffle.  The hash never changes; its
-test vectors are in docs/reference/formats/key-groups.md.
+The key group of a row is `pmod(xxhash64(key columns), groups)`, with Spark's own 64-bit hash and
+its seed of 42, so the JVM computes it in generated code before the shuffle.  The hash never
+changes; its test vectors are in docs/reference/formats/key-groups.md.
 
-Initial state is sent to the tasks with the first micro-batch of an empty state: by the same key groups,
-in one frame with the columns of both and a flag for initial rows, as for PySpark's
+Initial state is sent to the tasks with the first micro-batch of an empty state: by the same key
+groups, in one frame with the columns of both and a flag for initial rows, as for PySpark's
 transformWithState(initialState=...).
 """
 

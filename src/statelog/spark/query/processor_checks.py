@@ -1,11 +1,11 @@
 """
 Check a user's processor at the call, and describe its errors.
 
-The driver pickles a processor as Spark does to send it to the workers.  A processor in which `yield` is
-missing, or is where it must not be, gets a warning: a method that only makes Rows is not an error in
-Python, nor for the query, and outputs nothing.  What a method returns is read from its bytecode.  A
-warning needs certainty: a method that is not a plain function, or whose returns are not constants, is
-left alone.
+The driver pickles a processor as Spark does to send it to the workers.  A processor in which
+`yield` is missing, or is where it must not be, gets a warning: a method that only makes Rows is not
+an error in Python, nor for the query, and outputs nothing.  What a method returns is read from its
+bytecode.  A warning needs certainty: a method that is not a plain function, or whose returns are
+not constants, is left alone.
 """
 
 from __future__ import annotations

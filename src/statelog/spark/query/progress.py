@@ -35,9 +35,9 @@ class BatchProgress(BatchFigures):
     """
     The figures of one micro-batch; `on_progress` is called with them.
 
-    Of a query with several operators, *rows* are those into the first operator and *output_rows* those
-    out of the last; the other numbers are sums over all operators.  The figures of extensions are attributes
-    too, by their names.
+    Of a query with several operators, *rows* are those into the first operator and *output_rows*
+    those out of the last; the other numbers are sums over all operators.  The figures of extensions
+    are attributes too, by their names.
 
     Args:
         batch_id: Spark's id of the micro-batch.

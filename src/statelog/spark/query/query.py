@@ -1,8 +1,8 @@
 """
 One stateful query: everything that does not change while it runs.
 
-A query has one operator, or several that follow each other.  Each operator has *max_parallelism* key
-groups: operator i of the query has the key groups i x max_parallelism and up.  So one
+A query has one operator, or several that follow each other.  Each operator has *max_parallelism*
+key groups: operator i of the query has the key groups i x max_parallelism and up.  So one
 checkpoint holds the state of all of them, by key group.
 """
 
@@ -67,8 +67,8 @@ class OperatorDefinition:
         observers: The observers given with it, and with the operators before it.
         of_upstream: Makes the input with its key groups from the rows of the operator before it;
             None for the first operator, which reads the input of the query.
-        reduction: What Spark computes of the rows of a micro-batch first; then *frame* does not have key
-            groups, and *layout* describes the results.  None: the tasks get the rows.
+        reduction: What Spark computes of the rows of a micro-batch first; then *frame* does not
+            have key groups, and *layout* describes the results.  None: the tasks get the rows.
         declared: What the processor declares to extensions, by their names.
         has_all_columns: Whether the tasks get all columns of the input, and not only those that the
             source code of the processor reads.

@@ -87,8 +87,8 @@ class Client:
         prepare: Prepares the session, and rejects settings and observers that cannot work on it.
         grouping: Returns the keys of what `df.groupBy(...)` returned.
         input_plan: Returns the facts from the plan of a frame.
-        apply: Returns the function that applies recorded steps to the rows of a micro-batch, where the
-            engine runs.
+        apply: Returns the function that applies recorded steps to the rows of a micro-batch, where
+            the engine runs.
         stream: Returns the output of a stream's last operator.
     """
 

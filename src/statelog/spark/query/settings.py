@@ -2,8 +2,9 @@
 The settings of one stateful query, each declared once.
 
 A field of `QuerySettings` declares a setting: its type and default, its name as users type it, its
-kind and range, and the places where it may be set.  `OperatorSettings` has the question that it answers.
-docs/reference/settings.md is made from both; `resolve` reads the places and resolves the settings.
+kind and range, and the places where it may be set.  `OperatorSettings` has the question that it
+answers.  docs/reference/settings.md is made from both; `resolve` reads the places and resolves the
+settings.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ class QuerySettings:
     The settings of one stateful query; `OperatorSettings` documents each field but these.
 
     Args:
-        base_location: In which folder is the state of all queries of a session stored, each in a folder
-            of its queryName? Default: each query's state is stored in its checkpointLocation.
+        base_location: In which folder is the state of all queries of a session stored, each in a
+            folder of its queryName? Default: each query's state is stored in its
+            checkpointLocation.
         options: The options of docs/reference/options.md.
 
     Raises:
@@ -256,7 +258,8 @@ class OperatorSettings(TypedDict, total=False):
             checkpointLocation (also by the word "checkpoint"); in a session with
             `spark.statelog.baseLocation` in that folder, under the queryName.
         storageOptions: How does the client reach the object store (credentials, endpoint, ...)?
-            `fsync`, for local disk, is whether objects are durable before they count: true by default.
+            `fsync`, for local disk, is whether objects are durable before they count: true by
+            default.
         operator: What is the name of the operator? The state of another one is rejected. Default:
             `transform_with_state`.
         maxParallelism: How many key groups? Fixed for the lifetime of the state.
@@ -264,38 +267,39 @@ class OperatorSettings(TypedDict, total=False):
             state. An id goes back to an older checkpoint; it does not rewind the sources (see
             `statelog rewind`).
         adopt: Continue from state that another query wrote?
-        dropState: Which state may be dropped for good? It is in the checkpoint, and the processor no
-            longer declares it, or declares it under another name. Default: none; a start that would
-            drop state is rejected.
-        tasks: How many parallel tasks? May change at every restart. A range: as many in it as the work
-            of each micro-batch needs. Without an end it ends at the number of cores. Default: "1-"; over
-            a batch frame `spark.sql.shuffle.partitions`, within the range.
+        dropState: Which state may be dropped for good? It is in the checkpoint, and the processor
+            no longer declares it, or declares it under another name. Default: none; a start that
+            would drop state is rejected.
+        tasks: How many parallel tasks? May change at every restart. A range: as many in it as the
+            work of each micro-batch needs. Without an end it ends at the number of cores. Default:
+            "1-"; over a batch frame `spark.sql.shuffle.partitions`, within the range.
         memoryBudget: How much memory do state and rows take in a Python worker? State beyond it is
             stored on the host's local disk.
         inputColumns: Which columns of the input does the processor read? The others are not read,
-            shuffled or sent. Keys and event time are always sent. auto: what the code of a processor of
-            Rows certainly reads, else all; all where keys are recorded or become dead letters.
-        broadcast: Which small tables does every key see? `handle.broadcast(name)` returns one: the same
-            version in all calls of a micro-batch, which its checkpoint names.
+            shuffled or sent. Keys and event time are always sent. auto: what the code of a
+            processor of Rows certainly reads, else all; all where keys are recorded or become dead
+            letters.
+        broadcast: Which small tables does every key see? `handle.broadcast(name)` returns one: the
+            same version in all calls of a micro-batch, which its checkpoint names.
         noDataBatches: Run micro-batches without data when a timer is due or the watermark moved?
-            Fixed for the lifetime of the query. Default: as the query began; for a new query, whether
-            it can have timers.
+            Fixed for the lifetime of the query. Default: as the query began; for a new query,
+            whether it can have timers.
         delivery: How do output rows reach the sink? staged: rows are committed with the state and
-            delivered again identically, exactly once for a sink that honours the batch id. direct: one
-            Spark job less, at least once.
+            delivered again identically, exactly once for a sink that honours the batch id. direct:
+            one Spark job less, at least once.
         fileSink: How are files and tables of files written? exactly-once: with the log of Spark's
-            streaming file sink next to them, so that a micro-batch that is delivered again is written
-            once. append: without the log, at least once.
+            streaming file sink next to them, so that a micro-batch that is delivered again is
+            written once. append: without the log, at least once.
         onError: What happens where the processing of a key fails? fail: the query stops. skip: the
-            key's rows are left out. dead-letter: they are kept with the error, to be replayed. freeze:
-            so are the later rows of the key. Its state stays as it was; the other keys are not
-            affected.
+            key's rows are left out. dead-letter: they are kept with the error, to be replayed.
+            freeze: so are the later rows of the key. Its state stays as it was; the other keys are
+            not affected.
         maxErrors: How many keys of one task and micro-batch may fail where onError is not "fail"?
             With more the query stops. Default: 1,000.
-        record: What is recorded of keys, for `statelog replay`? It is personal data where the rows are.
-            Default: nothing.
-        retention: For how long are recordings, dead letters and rows of side outputs retained? Older
-            ones are deleted.
+        record: What is recorded of keys, for `statelog replay`? It is personal data where the rows
+            are.  Default: nothing.
+        retention: For how long are recordings, dead letters and rows of side outputs retained?
+            Older ones are deleted.
         retainedCheckpoints: How many of the newest checkpoints are retained, so that they can be
             restored?
     """

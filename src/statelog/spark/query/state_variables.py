@@ -3,16 +3,16 @@ State variables as a processor's `init` asks for them, and the objects that it g
 
 The objects are PySpark's classes by type and by method names, and statelog's state by content: no
 socket, no serialization per call.  `StateVariables` has the methods of all handles, so that a kind
-of state is offered in one place; each handle says what becomes of a wanted variable.
-Where Spark 4.3 and statelog differ: a value that does not fit its type, or is None in a NOT NULL
-field, is an error that names it (Spark stores null instead, and lets integers wrap around); a
-tuple of the wrong length, or no tuple at all, is a `UsageError` (Spark's query fails); a Row in a
-struct field is taken by its field names (Spark: by position); `put([])` and `appendList([])` are
-allowed (Spark's query fails); map entries come in the order of their last write (Spark: of their
-encoded keys); arrays and maps cannot be part of a map key; a state name is not empty, does not
-begin with `$` or `key.`, and is not `key_group`.  docs/reference/state-variables.md has the table.
-Extras that Spark does not have: `getReducingState`, `getAggregatingState`, `sideOutput`, `broadcast`;
-a processor that asks for them runs here only.
+of state is offered in one place; each handle says what becomes of a wanted variable.  Where Spark
+4.3 and statelog differ: a value that does not fit its type, or is None in a NOT NULL field, is an
+error that names it (Spark stores null instead, and lets integers wrap around); a tuple of the wrong
+length, or no tuple at all, is a `UsageError` (Spark's query fails); a Row in a struct field is
+taken by its field names (Spark: by position); `put([])` and `appendList([])` are allowed (Spark's
+query fails); map entries come in the order of their last write (Spark: of their encoded keys);
+arrays and maps cannot be part of a map key; a state name is not empty, does not begin with `$` or
+`key.`, and is not `key_group`.  docs/reference/state-variables.md has the table.  Extras that Spark
+does not have: `getReducingState`, `getAggregatingState`, `sideOutput`, `broadcast`; a processor
+that asks for them runs here only.
 Source: pyspark.sql.streaming.stateful_processor.
 """
 

@@ -1,8 +1,9 @@
 """
 Unite several inputs in one stream, so that one processor keeps state over all of them.
 
-Spark's transformWithState has one input, as has statelog.  Flink's `connect` and `KeyedCoProcessFunction`
-have two; here each row says which input it is from, and the other columns of that input are a struct.
+Spark's transformWithState has one input, as has statelog.  Flink's `connect` and
+`KeyedCoProcessFunction` have two; here each row says which input it is from, and the other columns
+of that input are a struct.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def tagged_union(
         struct for each input, which is null in the rows of the others.
 
     Raises:
-        UsageError: *inputs* is empty, a name is taken, a column is missing, or the types of a key differ.
+        UsageError: *inputs* is empty, a name is taken, a column is missing, or the types of a key
+            differ.
 
     """
     shared = [*keys, *([] if event_time is None else [event_time])]

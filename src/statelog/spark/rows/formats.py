@@ -1,8 +1,8 @@
 """
 The row formats of processors: PySpark's `Row`s and pandas DataFrames.
 
-The two differ in the input and the output only: `ProcessorRun` handles keys, state, timers and failures
-for both.
+The two differ in the input and the output only: `ProcessorRun` handles keys, state, timers and
+failures for both.
 """
 
 from __future__ import annotations

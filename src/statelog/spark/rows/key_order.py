@@ -1,8 +1,8 @@
 """
 Sort the rows of a task by key group, then by key.
 
-The order is computed in columns for all rows at once.  A step of Python for each row would cost more
-than the rest of reading.
+The order is computed in columns for all rows at once.  A step of Python for each row would cost
+more than the rest of reading.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
     """
     Return the order of a task's rows, of which there is at least one.
 
-    Keys of one key group are ordered by first appearance, and so are key groups: the rows of a small
-    micro-batch are delivered nearly in the order of arrival.
+    Keys of one key group are ordered by first appearance, and so are key groups: the rows of a
+    small micro-batch are delivered nearly in the order of arrival.
     """
     by_key = rows_by_key(key_columns, codec)
     starts = by_key.starts

@@ -1,13 +1,13 @@
 """
 The types of keys: which are compared as Spark compares them, and which are rejected.
 
-Spark groups rows by the values of the grouping columns, and statelog finds the state of a key by the bytes
-or the Python value of the key.  `KEY_TYPES` says of each type of Spark that both give the same groups, what
-is made equal for it, or why the type is rejected when a query starts.  docs/reference/key-types.md is made
-from it.
+Spark groups rows by the values of the grouping columns, and statelog finds the state of a key by
+the bytes or the Python value of the key.  `KEY_TYPES` says of each type of Spark that both give the
+same groups, what is made equal for it, or why the type is rejected when a query starts.
+docs/reference/key-types.md is made from it.
 
-A key's type does not say whether a column, or a field inside of it, may be null: a program that computes the
-key in another way goes on with the state.
+A key's type does not say whether a column, or a field inside of it, may be null: a program that
+computes the key in another way goes on with the state.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
 The columns of a task's input, and which of its rows are initial state or late.
 
-A first micro-batch brings initial rows with its input, see `query/keyed_frame`.  Tasks drop rows that
-are later than the watermark, and count them.  A filter of Spark's before the shuffle would have the
-watermark in its plan, which Spark would analyse and compile again for each micro-batch, and a count
-would need one more operator.
+A first micro-batch brings initial rows with its input, see `query/keyed_frame`.  Tasks drop rows
+that are later than the watermark, and count them.  A filter of Spark's before the shuffle would
+have the watermark in its plan, which Spark would analyse and compile again for each micro-batch,
+and a count would need one more operator.
 Source: Spark's WatermarkSupport; the count is its `numRowsDroppedByWatermark`, Flink's
 `numLateRecordsDropped`.
 """

@@ -1,19 +1,20 @@
 """
 Read the input as pandas frames: a lazy iterator for each key.
 
-A DataFrame per key made by pandas' public constructors costs more than all other work of a task.  So
-the whole input becomes one frame, once, sorted by key; `pandas_internals` cuts a key's frames out of
-it.  The rows of two keys never overlap, so a change that a processor makes to its frame shows in no
-other frame.
+A DataFrame per key made by pandas' public constructors costs more than all other work of a task.
+So the whole input becomes one frame, once, sorted by key; `pandas_internals` cuts a key's frames
+out of it.  The rows of two keys never overlap, so a change that a processor makes to its frame
+shows in no other frame.
 
-Frames have the types that PySpark's transformWithStateInPandas gives them.  From 4.2 it makes them out
-of rows of Python objects: all integers are int64, all floats float64, a bool column without a null in
-the frame is bool, timestamps are datetime64[ns] in the session's time zone, the index begins at 0,
-and a column whose name is not a Python identifier is named by its position (`_2`).  4.0, and 4.1 with
-initial state, keep the names and types of Arrow.
-Deviations: an integer column is float64 in the frames that have a null in it, and exact in all others,
-so that a key's values do not depend on other keys; an all-null duration column stays timedelta64; integer keys stay integers, and a null is
-None, where other keys of the batch are null; nested keys have the form that they have in Rows.
+Frames have the types that PySpark's transformWithStateInPandas gives them.  From 4.2 it makes them
+out of rows of Python objects: all integers are int64, all floats float64, a bool column without a
+null in the frame is bool, timestamps are datetime64[ns] in the session's time zone, the index
+begins at 0, and a column whose name is not a Python identifier is named by its position (`_2`).
+4.0, and 4.1 with initial state, keep the names and types of Arrow.
+Deviations: an integer column is float64 in the frames that have a null in it, and exact in all
+others, so that a key's values do not depend on other keys; an all-null duration column stays
+timedelta64; integer keys stay integers, and a null is None, where other keys of the batch are null;
+nested keys have the form that they have in Rows.
 Source: pyspark/worker.py, SQL_TRANSFORM_WITH_STATE_PANDAS_UDF.
 """
 

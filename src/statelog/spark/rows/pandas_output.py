@@ -1,9 +1,9 @@
 """
 Convert the DataFrames that a processor yields to Arrow.
 
-PySpark converts each frame by itself.  Here frames of one form (same columns, same types) are joined
-first and converted once, because each conversion is expensive.  If that fails, the frames are
-converted one by one, as PySpark does, to find the one that cannot be converted.
+PySpark converts each frame by itself.  Here frames of one form (same columns, same types) are
+joined first and converted once, because each conversion is expensive.  If that fails, the frames
+are converted one by one, as PySpark does, to find the one that cannot be converted.
 Source: PySpark's transformWithStateInPandas.
 """
 

@@ -121,7 +121,8 @@ class RowOutput:
         """
         Return all rows as one batch; a value that does not fit raises `UnfitOutputError`.
 
-        More rows than one batch can hold raise `CapacityError`.  Fields are found by name; a field that a row lacks becomes null, as in Spark.
+        More rows than one batch can hold raise `CapacityError`.  Fields are found by name; a field
+        that a row lacks becomes null, as in Spark.
         """
         rows = self._rows
         columns = self._columns(rows)

@@ -196,8 +196,8 @@ def frames_are_inferred(*, has_initial: bool) -> bool:
     """
     Return whether Spark makes the frames of a pandas processor from Python's objects.
 
-    Then pandas infers the types of their columns again.  Otherwise they are as Arrow made them.  4.0
-    never infers, 4.1 does without initial state, later versions always do.
+    Then pandas infers the types of their columns again.  Otherwise they are as Arrow made them.
+    4.0 never infers, 4.1 does without initial state, later versions always do.
     """
     if SPARK == (4, 1):
         return not has_initial

@@ -3,8 +3,8 @@ The interface between a processor and its state, for Spark 3.5, which does not h
 
 It has the names, methods and arguments of Spark 4, so that one processor runs on both.  From 4.0 on
 `statelog.spark` gives out PySpark's own classes, see `spark_versions`, and nothing uses these.
-Source: the documentation of pyspark.sql.streaming.StatefulProcessor; tests/unit/spark/rows compares the
-two.
+Source: the documentation of pyspark.sql.streaming.StatefulProcessor; tests/unit/spark/rows compares
+the two.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ class StatefulProcessor(ABC):
     """
     The logic of a stateful operator: subclass it, and give an instance to `transform_with_state`.
 
-    Keys are tuples.  Input and output are Rows with `transform_with_state`, and frames of pandas with
-    `transform_with_state_in_pandas`.
+    Keys are tuples.  Input and output are Rows with `transform_with_state`, and frames of pandas
+    with `transform_with_state_in_pandas`.
     """
 
     @abstractmethod

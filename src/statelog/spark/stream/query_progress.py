@@ -3,11 +3,12 @@ What statelog adds to the progress of a query: its figures, and the metrics of `
 
 Spark fills `stateOperators` from its own physical plan, and `observedMetrics` from the plan of the
 stream.  The engine runs outside of both, so the query object adds them: for each micro-batch one
-entry of `stateOperators`, with the figures of all operators of the query, and the metrics of `observe`.
+entry of `stateOperators`, with the figures of all operators of the query, and the metrics of
+`observe`.
 
-Each micro-batch is observed by a separate `Observation`, as a batch frame is.  Spark keeps the values
-of the first action on a frame.  Rows between two operators are read by the engine's own jobs, which
-Spark reports to no observation, so their metrics are computed by a job of their own.
+Each micro-batch is observed by a separate `Observation`, as a batch frame is.  Spark keeps the
+values of the first action on a frame.  Rows between two operators are read by the engine's own
+jobs, which Spark reports to no observation, so their metrics are computed by a job of their own.
 """
 
 from __future__ import annotations
@@ -220,8 +221,8 @@ def state_operator(
     """
     Return the figures of a micro-batch as an entry of `stateOperators`, in Spark's JSON form.
 
-    It has all operators of the query together.  statelog does not count removed rows, and its workers
-    do not measure the memory of state: these figures are 0.
+    It has all operators of the query together.  statelog does not count removed rows, and its
+    workers do not measure the memory of state: these figures are 0.
     """
     figures = source_metrics(progress)
     phases = progress.milliseconds

@@ -1,13 +1,14 @@
 """
 Record the steps after a stateful operator, and apply them.
 
-A micro-batch's output is a batch frame that exists only while the query runs.  The user's calls come
-before that.  Each is applied at once to a *shape*, an empty stream with the same schema, so that
-Spark itself computes the resulting schema and rejects what it does not support.  The call is
+A micro-batch's output is a batch frame that exists only while the query runs.  The user's calls
+come before that.  Each is applied at once to a *shape*, an empty stream with the same schema, so
+that Spark itself computes the resulting schema and rejects what it does not support.  The call is
 recorded, and repeated on each batch.
 
-The user's columns (`out.total`) are columns of the shape.  After each step, the columns of a batch get
-the ids of the shape's columns (Catalyst's expression ids), so that the user's columns refer to them.
+The user's columns (`out.total`) are columns of the shape.  After each step, the columns of a batch
+get the ids of the shape's columns (Catalyst's expression ids), so that the user's columns refer to
+them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 The `StreamingQuery` of `start`: its errors begin with their cause, its progress has our figures.
 
 A query without a checkpointLocation gets a temporary one, if its sink is for one-time queries.
-Source: Spark's DataStreamWriter and StreamExecution: the folder `temporary-...`, its deletion at the
-end of a query that did not fail.
+Source: Spark's DataStreamWriter and StreamExecution: the folder `temporary-...`, its deletion at
+the end of a query that did not fail.
 """
 
 from __future__ import annotations

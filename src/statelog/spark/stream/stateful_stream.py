@@ -3,8 +3,8 @@
 
 It has the methods of a `DataFrame`.  Methods that process rows one by one are recorded and applied
 to each micro-batch's output before the sink.  Methods that need more than one micro-batch raise an
-error that says what to do instead.  Staged rows are stored in the checkpoint as the processor yielded
-them, so the steps may change at a restart.
+error that says what to do instead.  Staged rows are stored in the checkpoint as the processor
+yielded them, so the steps may change at a restart.
 """
 
 from __future__ import annotations
@@ -233,7 +233,8 @@ class StatefulStream(DataFrame):
         Compute metrics of each micro-batch, for `observedMetrics` of the query's progress.
 
         Args:
-            observation: The name of the metrics; not an `Observation`, which has one action's values.
+            observation: The name of the metrics; not an `Observation`, which has one action's
+                values.
             exprs: Aggregations with an alias, as for Spark's `observe`.
         """
         if not isinstance(observation, str):

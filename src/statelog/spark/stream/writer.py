@@ -156,8 +156,8 @@ class StatefulStreamWriter(DataStreamWriter):
         Call *func* with the rows of a side output and the id of their micro-batch.
 
         It is called after the commit of the micro-batch, and after the sink of the output; only for
-        micro-batches in which the side output has rows.  A micro-batch whose delivery was interrupted is
-        delivered again with the same rows.  `exactly_once(sink)` writes each once.
+        micro-batches in which the side output has rows.  A micro-batch whose delivery was
+        interrupted is delivered again with the same rows.  `exactly_once(sink)` writes each once.
 
         Example:
             writer = stream.writeStream.option("checkpointLocation", "s3://bucket/queries/totals")

@@ -1,15 +1,15 @@
 """
 Take the rows of a task from Spark without waiting for TCP.
 
-Spark sends the rows to a worker over a TCP connection of the host, in pieces, and at last a few bytes
-that say there are no more.  While a piece is not acknowledged, TCP holds a small one back (Nagle's
-algorithm); and it acknowledges up to 40 ms late, in the hope of data to send along with it (delayed
-acknowledgement).  A worker that only reads sends none, so about half of the tasks waited 40 ms for their
-last bytes.  Only the sender can turn the first off, and that is Spark's; so the worker acknowledges at
-once here, and sends its own rows at once.
+Spark sends the rows to a worker over a TCP connection of the host, in pieces, and at last a few
+bytes that say there are no more.  While a piece is not acknowledged, TCP holds a small one back
+(Nagle's algorithm); and it acknowledges up to 40 ms late, in the hope of data to send along with it
+(delayed acknowledgement).  A worker that only reads sends none, so about half of the tasks waited
+40 ms for their last bytes.  Only the sender can turn the first off, and that is Spark's; so the
+worker acknowledges at once here, and sends its own rows at once.
 
-Source: RFC 896; RFC 1122, 4.2.3.2; TCP_QUICKACK and TCP_NODELAY in tcp(7) (Linux).  SPARK-51667 is the
-same between Spark's own stateful workers and their state.
+Source: RFC 896; RFC 1122, 4.2.3.2; TCP_QUICKACK and TCP_NODELAY in tcp(7) (Linux).  SPARK-51667 is
+the same between Spark's own stateful workers and their state.
 """
 
 from __future__ import annotations

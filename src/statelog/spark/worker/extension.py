@@ -10,7 +10,8 @@ Each extension with a part in `TaskSpec.extras` is created for the task, and may
     failed                     add to the error of a task that fails
     answer                     answer to its half on the driver, in `TaskAck.extras`
 
-What a class leaves out does nothing.  The extensions are called in the order of `spark.extension_table`.
+What a class leaves out does nothing.  The extensions are called in the order of
+`spark.extension_table`.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class TaskTools:
         codec: The codec of the operator.
         files: Writes objects that the task answers with.
         store: The state location.
-        figures: What the task counts, by name; an extension adds the figures that its driver half declares.
+        figures: What the task counts, by name; an extension adds the figures that its driver half
+            declares.
     """
 
     spec: TaskSpec
@@ -118,11 +120,12 @@ class TaskExtension(Protocol):
     """
     The half of an extension in the worker, for one task.
 
-    Its arguments are its part of `TaskSpec.extras`, and the `TaskTools`.  An extension that adds calls to the
-    handle is also made without a part, for the error of a call, and over a batch frame without the tools.
+    Its arguments are its part of `TaskSpec.extras`, and the `TaskTools`.  An extension that adds
+    calls to the handle is also made without a part, for the error of a call, and over a batch frame
+    without the tools.
 
-    Attributes: `keeps_rows`: whether the rows of a call may be needed again; `phase`: the name of the
-    phase in which `answer` is measured, "" for none.
+    Attributes: `keeps_rows`: whether the rows of a call may be needed again; `phase`: the name of
+    the phase in which `answer` is measured, "" for none.
 
     Thread: the thread of the task.
     """

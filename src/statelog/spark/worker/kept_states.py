@@ -1,9 +1,9 @@
 """
 The states that a worker process keeps between tasks, with what their tasks need.
 
-A worker may run tasks of several queries of an application, at once or one after the other, and exists
-while any of them has tasks for it.  So a state that no task has asked for in a while is forgotten: its
-query has ended, most likely, and if not, the next task restores it.
+A worker may run tasks of several queries of an application, at once or one after the other, and
+exists while any of them has tasks for it.  So a state that no task has asked for in a while is
+forgotten: its query has ended, most likely, and if not, the next task restores it.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 Split the input of a task into parts that fit in memory.
 
 A task reads its rows up to a bound and processes them at once, which is enough for nearly every
-micro-batch.  Above the bound it writes all rows to a file on the local disk, separated by key group,
-and reads them back a few key groups at a time, in ascending order.  The rows of a key are processed
-in the order of arrival, as without the bound.  Only the keys of a key group that exceeds the bound by
-itself have another order: its rows are separated by the hash of their key.  The rows of one key that
-exceed the bound are read on demand of the processor.
+micro-batch.  Above the bound it writes all rows to a file on the local disk, separated by key
+group, and reads them back a few key groups at a time, in ascending order.  The rows of a key are
+processed in the order of arrival, as without the bound.  Only the keys of a key group that exceeds
+the bound by itself have another order: its rows are separated by the hash of their key.  The rows
+of one key that exceed the bound are read on demand of the processor.
 
 Spark does not sort: the size of the input is unknown before it is read, an unconditional sort would
 cost every micro-batch, and the processor needs the rows of a key together, not in order.

@@ -2,8 +2,9 @@
 Hold the output rows of a task in memory, or outside.
 
 Staged rows that are too many for the task's answer are written to files of the state location, each
-of a bounded size.  Rows of direct delivery are stored in the task's file on the local disk until the
-task has answered, because it answers before it returns rows.  So rows can be dropped again until then.
+of a bounded size.  Rows of direct delivery are stored in the task's file on the local disk until
+the task has answered, because it answers before it returns rows.  So rows can be dropped again
+until then.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 Run a processor over the keys of a task.
 
 Source: PySpark's transformWithState: for each key `handleInitialState` for each row (or frame) of
-initial state in a first batch, then `handleInputRows` once if there are input rows; then every timer
-that is due, in the order of time; a processor is initialized once per task and closed at its end.
-The key is a plain tuple of the values that rows hold; in `handleExpiredTimer` it is a Row with the
-names of the key's columns and the values that state holds (timestamps without a zone, structs as
-Rows).
-Deviation: a timer that the call for another timer deleted does not fire (Spark has read it by then).
+initial state in a first batch, then `handleInputRows` once if there are input rows; then every
+timer that is due, in the order of time; a processor is initialized once per task and closed at its
+end.  The key is a plain tuple of the values that rows hold; in `handleExpiredTimer` it is a Row
+with the names of the key's columns and the values that state holds (timestamps without a zone,
+structs as Rows).
+Deviation: a timer that the call for another timer deleted does not fire (Spark has read it by
+then).
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class ProcessorRun:
     """
     Runs a processor over the keys of one task.
 
-    The order of calls: `begin`, then for each part of the input `take` and, once its overlays are appended
-    to the log, `retire`, then `end`.  `take` is `prepare` and `handle`, `end` is `due`, `fire` and `close`.
+    The order of calls: `begin`, then for each part of the input `take` and, once its overlays are
+    appended to the log, `retire`, then `end`.  `take` is `prepare` and `handle`, `end` is `due`,
+    `fire` and `close`.
     """
 
     def __init__(

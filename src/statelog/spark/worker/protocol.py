@@ -122,8 +122,8 @@ class TaskSpec:
         rows: Input and output.
         state: The state.
         checkpoint_id: The checkpoint being made.
-        base_id: The checkpoint to start from; -1 for the empty state.  It is the newest one in which
-            the operator ran: its state is the same in the checkpoints after it.
+        base_id: The checkpoint to start from; -1 for the empty state.  It is the newest one in
+            which the operator ran: its state is the same in the checkpoints after it.
         restore_id: The newest checkpoint, from which a task restores what it lacks.
         committed: Ids of the log handles that checkpoint *base_id* added.
         ranges: Key groups of each task, by partition.
@@ -226,8 +226,8 @@ class TaskAck(msgspec.Struct, frozen=True):
         changes: What it did to the state.
         output: What it yields.
         figures: What it counted, by the names of the figures; what is 0 may be left out.
-        top_groups, top_keys: The key groups (key group, rows) and keys (key group, key, rows) with the
-            most rows.
+        top_groups, top_keys: The key groups (key group, rows) and keys (key group, key, rows) with
+            the most rows.
         uploads: What the worker recorded of its uploads since its last answer, with those of tasks
             that failed in between; see `MetricsJournal`.
         extras: What extensions answer, by their names; of extensions that have something to say.

@@ -1,9 +1,9 @@
 """
 Run one task of one micro-batch in a kept Python worker.
 
-A task owns a range of key groups.  It brings the worker's cached state forward to the last committed
-checkpoint, runs the user's processor over its keys, appends the deltas to the changelog, and
-acknowledges with the handles.  What it writes becomes valid with the driver's commit.
+A task owns a range of key groups.  It brings the worker's cached state forward to the last
+committed checkpoint, runs the user's processor over its keys, appends the deltas to the changelog,
+and acknowledges with the handles.  What it writes becomes valid with the driver's commit.
 
 Spark gives a partition to any worker and may kill idle ones, so the cache makes tasks faster but no
 task depends on it.
@@ -67,8 +67,8 @@ class Worker:
     Args:
         states: The states that it keeps between tasks.
         extensions: Makes the extensions of a task.
-        owns_process: Whether the process is a Python worker of Spark, whose objects may be excluded from
-            garbage collection.
+        owns_process: Whether the process is a Python worker of Spark, whose objects may be excluded
+            from garbage collection.
     """
 
     states: KeptStates

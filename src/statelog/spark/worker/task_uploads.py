@@ -1,8 +1,8 @@
 """
 What one task writes to the store, until its answer names it.
 
-The driver's checkpoint owns what an answer names.  Everything else of a failed task is deleted before
-the error is reported, because the worker process ends with it.
+The driver's checkpoint owns what an answer names.  Everything else of a failed task is deleted
+before the error is reported, because the worker process ends with it.
 """
 
 from __future__ import annotations

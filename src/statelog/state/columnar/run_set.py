@@ -71,8 +71,8 @@ class RunSet:
         borrow ─▶ the task reads them and drops its changes ─▶ give_back
                                                             └▶ keep_borrowed, if the task failed
 
-    The name of a file says what was applied to its key groups last.  A replay is ahead of that, so the
-    files that it writes get their names at its end::
+    The name of a file says what was applied to its key groups last.  A replay is ahead of that, so
+    the files that it writes get their names at its end::
 
         with runs.replaying():
             go_ahead ─▶ place, bound        as often as memory requires it

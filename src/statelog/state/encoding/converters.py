@@ -5,10 +5,10 @@ One converter is made per Arrow type.  `canonical` gives the one form in which a
 raises if the value does not fit.  `to_arrow` and `from_arrow` are needed for few types only; they
 give None where Arrow's own conversion is right.
 
-Whole columns become Python values by `to_python`, which are the same as of Arrow's own `to_pylist`.  For
-times and decimals, which Arrow converts one by one, they are made many at once: a column of timestamps
-with a zone takes a twentieth of the time.  Arrow's `cast` rejects a null in a NOT NULL field even where the
-struct around it is null; `relabelled` does not.
+Whole columns become Python values by `to_python`, which are the same as of Arrow's own `to_pylist`.
+For times and decimals, which Arrow converts one by one, they are made many at once: a column of
+timestamps with a zone takes a twentieth of the time.  Arrow's `cast` rejects a null in a NOT NULL
+field even where the struct around it is null; `relabelled` does not.
 """
 
 from __future__ import annotations
@@ -466,8 +466,8 @@ def frozen(value: Any, kind: pa.DataType) -> object:
     """
     Return part of a key as tables hold it.
 
-    It is hashable, and equal to what equals it in Spark: there is one NaN and one zero, and a point in
-    time is in UTC.  Python compares two times of one zone by their clocks, which show an hour of
+    It is hashable, and equal to what equals it in Spark: there is one NaN and one zero, and a point
+    in time is in UTC.  Python compares two times of one zone by their clocks, which show an hour of
     autumn twice.
     """
     if isinstance(value, float):

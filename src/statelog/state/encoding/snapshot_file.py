@@ -338,8 +338,8 @@ def _row_groups(file: pq.ParquetFile, key_group_range: KeyGroupRange) -> Iterato
     """
     Yield the row groups that hold key groups of the range.
 
-    Their key groups are read, not the statistics: Arrow ends the process where a forged file declares
-    another type for the column.
+    Their key groups are read, not the statistics: Arrow ends the process where a forged file
+    declares another type for the column.
     """
     for index in range(file.num_row_groups):
         column = file.read_row_group(index, columns=[KEY_GROUP_COLUMN]).column(KEY_GROUP_COLUMN)

@@ -205,8 +205,8 @@ class KeyCodec:
     Convert grouping keys between user, dict and Arrow columns.
 
     A key is a tuple of column values.  Keys that group together must be equal: nested columns are
-    frozen into tuples, which are hashable, every NaN becomes one object, -0.0 becomes 0.0, and points
-    in time are in UTC.
+    frozen into tuples, which are hashable, every NaN becomes one object, -0.0 becomes 0.0, and
+    points in time are in UTC.
     """
 
     def __init__(self, schema: pa.Schema) -> None:

@@ -1,11 +1,11 @@
 """
 Entries in columns, found by position.
 
-Entries are appended and never changed, so an attempt that fails leaves nothing to undo: the owner of
-a heap keeps the position of the entry that counts for each slot.  `keep` drops the others.
-Columns of a fixed width are NumPy arrays, which grow by doubling.  Others (texts, lists, structs) are
-chunks of Arrow arrays, read by row number.  The last chunks are merged while they are of similar size,
-so that there are few of them and a row is copied only a few times.
+Entries are appended and never changed, so an attempt that fails leaves nothing to undo: the owner
+of a heap keeps the position of the entry that counts for each slot.  `keep` drops the others.
+Columns of a fixed width are NumPy arrays, which grow by doubling.  Others (texts, lists, structs)
+are chunks of Arrow arrays, read by row number.  The last chunks are merged while they are of
+similar size, so that there are few of them and a row is copied only a few times.
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     Attributes: `name`: the kind in JSON and messages.  `replaces`: whether a delta replaces the
     whole cell, so that a replay needs only the last delta of each key.  `is_single`: whether a key
-    has one entry.  `fires`: whether entries are times at which the processor is called, which `init`
-    does not ask for.  `row_columns`: the columns of a row after its key's, without the
+    has one entry.  `fires`: whether entries are times at which the processor is called, which
+    `init` does not ask for.  `row_columns`: the columns of a row after its key's, without the
     expiry; `order_column`: the column that sorts the rows of a key, if any.
     """
 

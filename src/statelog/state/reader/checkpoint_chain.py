@@ -2,8 +2,8 @@
 The newest checkpoint, the checkpoints between two, and the changes between their states.
 
 Every handle has a unique name.  State as of one checkpoint can be brought forward by the log of
-another one if both have the same handles up to the older one.  That is decided for each key group, so
-that after a snapshot of some key groups, a rewind or a lost log only those are read again.
+another one if both have the same handles up to the older one.  That is decided for each key group,
+so that after a snapshot of some key groups, a rewind or a lost log only those are read again.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ class LocationReader:
         It is closed with this state, or when two other checkpoints were asked for.
 
         Args:
-            checkpoint: Its id, "latest", "earliest", the name of a tag, or a time: a `datetime`, or text of
-                ISO 8601, UTC without a zone.  None for the newest one.
+            checkpoint: Its id, "latest", "earliest", the name of a tag, or a time: a `datetime`, or
+                text of ISO 8601, UTC without a zone.  None for the newest one.
             variable: Where the query has several operators and none was named, the one that alone
                 has this variable is read.
 

@@ -1,8 +1,8 @@
 """
 `aggregate`: running aggregates of a stream, by key and window, in columns.
 
-Spark aggregates each micro-batch in the JVM, and only the distinct keys with their partial results are
-sent to the tasks, which combine them with the state.  Here the arguments are checked, and each
+Spark aggregates each micro-batch in the JVM, and only the distinct keys with their partial results
+are sent to the tasks, which combine them with the state.  Here the arguments are checked, and each
 aggregate gets its name.
 """
 
@@ -60,8 +60,8 @@ def aggregate(
     """
     Keep running aggregates by key, and by window of event time.
 
-    The results have the types that Spark's own functions give them.  Output columns are the keys, then the
-    aggregates.
+    The results have the types that Spark's own functions give them.  Output columns are the keys,
+    then the aggregates.
 
     Example:
         totals = aggregate(
@@ -71,12 +71,13 @@ def aggregate(
     Args:
         grouped: `df.groupBy(...)` of a stream, also of the output of another stateful operator in
             the same query, by columns and `window(...)` expressions; or of a batch frame.
-        aggregates: The aggregates with the names of their output columns, such as `count().alias("n")`.
-            Spark's own aggregate columns are rejected; the error names the function to use.
+        aggregates: The aggregates with the names of their output columns, such as
+            `count().alias("n")`.  Spark's own aggregate columns are rejected; the error names the
+            function to use.
         outputMode: "Update": the keys that had rows in the micro-batch, with their new results.
-            "Append": each key once, when the watermark has reached the end of its window or its event
-            time; one of the two must be a column of the key.  In both modes the state of such a key
-            is dropped then.
+            "Append": each key once, when the watermark has reached the end of its window or its
+            event time; one of the two must be a column of the key.  In both modes the state of such
+            a key is dropped then.
         on_progress: As for `transform_with_state`.
         metrics: As for `transform_with_state`.
         settings: See `OperatorSettings`.

@@ -224,8 +224,8 @@ def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggre
     Args:
         column: The values, of any type.
         k: Most values of a key, at least 1.
-        by: The column that orders the rows; None for the values themselves.  Rows where it is null do
-            not count.
+        by: The column that orders the rows; None for the values themselves.  Rows where it is null
+            do not count.
     """
     if type(k) is not int or k < 1:
         raise UsageError(f"top_k: k={k!r}; it is the number of values to keep, at least 1")

@@ -1,11 +1,11 @@
 """
 The rules of each aggregate: its expressions in Spark, and its arithmetic on columns.
 
-A kind holds neither a column nor a session, so that it can be pickled into a task.  The arithmetic on
-Arrow arrays is Spark's: its order of values, and nulls that are left out.
+A kind holds neither a column nor a session, so that it can be pickled into a task.  The arithmetic
+on Arrow arrays is Spark's: its order of values, and nulls that are left out.
 
-Spark's `hll_sketch_agg` and the package `datasketches` are the same library in two languages with one
-format: Spark makes the HyperLogLog sketches of a micro-batch, and the tasks unite them with the
+Spark's `hll_sketch_agg` and the package `datasketches` are the same library in two languages with
+one format: Spark makes the HyperLogLog sketches of a micro-batch, and the tasks unite them with the
 state's.
 """
 
@@ -95,8 +95,8 @@ def replaces(new: pa.Array, old: pa.Array, *, is_least: bool, is_tie_new: bool =
     """
     Return where a new value is kept instead of an old one, the least or the greatest.
 
-    A null replaces no value, and any value replaces a null.  *is_tie_new*: whether a new value replaces
-    an equal one.
+    A null replaces no value, and any value replaces a null.  *is_tie_new*: whether a new value
+    replaces an equal one.
     """
     lower, upper = (new, old) if is_least else (old, new)
     better = pc.invert(is_after(lower, upper)) if is_tie_new else is_after(upper, lower)
@@ -249,8 +249,9 @@ class TopK:
     """
     The values of the *k* rows with the greatest of another column, greatest first.
 
-    The arguments are that column and the value.  Of rows with equal ones, those with the greater value
-    are kept; rows of earlier micro-batches where values are not ordered, in Spark as in Arrow.
+    The arguments are that column and the value.  Of rows with equal ones, those with the greater
+    value are kept; rows of earlier micro-batches where values are not ordered, in Spark as in
+    Arrow.
     """
 
     k: int
@@ -368,8 +369,8 @@ class Sum(_OfNumbers):
     """
     The sum of the values that are not null.
 
-    A sum of decimals also has whether there were any, as Spark's has: without a value it is null, and
-    so is a sum that overflowed.
+    A sum of decimals also has whether there were any, as Spark's has: without a value it is null,
+    and so is a sum that overflowed.
     """
 
     title: str = "sum"

@@ -45,8 +45,8 @@ class AggregationPlan:
         merge: What the tasks do with them.
         state: Schema of the state.
         output: Schema of the output.
-        event_time: Position of the key that is an event time or a window of it, and has a watermark;
-            None without one.
+        event_time: Position of the key that is an event time or a window of it, and has a
+            watermark; None without one.
     """
 
     keyed: KeyedFrame

@@ -1,18 +1,20 @@
 """
 Aggregate a micro-batch's rows in Spark with one shuffle, straight to the tasks that own the keys.
 
-`PreAggregation` is a value of names and SQL text, because a server of Spark Connect gets it pickled.
+`PreAggregation` is a value of names and SQL text, because a server of Spark Connect gets it
+pickled.
 
-Spark's plan of `groupBy(...).agg(...)` is: partial results in each input partition, a shuffle by the
-hash of all grouping columns, final results.  A second shuffle would then bring them to the tasks.
-Here the shuffle has another partitioning: by a value, computed from the key, whose hash is the number
-of the key's task.  Rows of one key go to one partition, so the final results are the same.
+Spark's plan of `groupBy(...).agg(...)` is: partial results in each input partition, a shuffle by
+the hash of all grouping columns, final results.  A second shuffle would then bring them to the
+tasks.  Here the shuffle has another partitioning: by a value, computed from the key, whose hash is
+the number of the key's task.  Rows of one key go to one partition, so the final results are the
+same.
 
-Spark makes the plan once for a query.  To plan an aggregation takes it longer than to copy a plan with
-the rows of another micro-batch.
+Spark makes the plan once for a query.  To plan an aggregation takes it longer than to copy a plan
+with the rows of another micro-batch.
 
-Adaptive execution, which Spark uses for a micro-batch of stateless operators since 4.1, is off while
-this plan is made: it would hide the shuffle, and decide on the number of partitions.
+Adaptive execution, which Spark uses for a micro-batch of stateless operators since 4.1, is off
+while this plan is made: it would hide the shuffle, and decide on the number of partitions.
 
 Where the plan has another form, as over an input that is partitioned by the keys already, the two
 shuffles remain.

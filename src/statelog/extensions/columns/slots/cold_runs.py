@@ -1,9 +1,9 @@
 """
 Keys beyond the memory budget, in sorted runs.
 
-Slots are kept for the keys that were used last.  The others are rows of `SortedRun`s, in files of the
-host where these are allowed, which are mapped and take no memory of the process.  A key that is used is
-moved back into slots.  A file is unnamed: it belongs to one process and is deleted with it.
+Slots are kept for the keys that were used last.  The others are rows of `SortedRun`s, in files of
+the host where these are allowed, which are mapped and take no memory of the process.  A key that is
+used is moved back into slots.  A file is unnamed: it belongs to one process and is deleted with it.
 """
 
 from __future__ import annotations

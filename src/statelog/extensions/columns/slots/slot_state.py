@@ -1,9 +1,9 @@
 """
 State as columns, which one process holds for a columnar processor.
 
-Snapshots and changes are the same as of `KeyedState`: a processor of Rows and a columnar one can take over
-each other's state, as long as it consists of values and timers.  A change replaces the whole cell, so
-that a change that is applied twice does no harm.
+Snapshots and changes are the same as of `KeyedState`: a processor of Rows and a columnar one can
+take over each other's state, as long as it consists of values and timers.  A change replaces the
+whole cell, so that a change that is applied twice does no harm.
 """
 
 from __future__ import annotations

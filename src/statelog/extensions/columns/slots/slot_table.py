@@ -51,8 +51,8 @@ class SlotTable:
     """
     The values and timers of some key groups of one operator.
 
-    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `zone`: time zone in
-    which a processor gets keys and values; `cold`: the keys without slots.
+    Attributes: `now_ms`: processing time of the micro-batch, by which cells expire; `zone`: time
+    zone in which a processor gets keys and values; `cold`: the keys without slots.
 
     Thread: one at a time.
     """
@@ -385,8 +385,8 @@ class SlotTable:
         """
         Move key groups to cold runs while slots take more than the limit; return how many.
 
-        Then half of the limit is free, so that few micro-batches have to.  Nothing may be pending or
-        staged.
+        Then half of the limit is free, so that few micro-batches have to.  Nothing may be pending
+        or staged.
         """
         if self.limit_bytes is None or not self.is_full:
             return 0

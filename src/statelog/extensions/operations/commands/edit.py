@@ -1,8 +1,8 @@
 """
 Change the state of single keys.
 
-`statelog edit` sets and deletes the state of keys from Parquet files, `statelog forget` removes the key
-of a person, `statelog unfreeze` lets a query process frozen keys again.
+`statelog edit` sets and deletes the state of keys from Parquet files, `statelog forget` removes the
+key of a person, `statelog unfreeze` lets a query process frozen keys again.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ def edit(
     """
     Set and delete the state of keys from Parquet files, as a new checkpoint.
 
-    The rows of a key in a file are its whole new state of the variable; keys that are not in the file stay as they are.
-    Only keys whose state differs are written, so repeat an interrupted call.  With a time to live, an entry expires
-    at expires_at_ms of the file, or one time to live from now.
+    The rows of a key in a file are its whole new state of the variable; keys that are not in the
+    file stay as they are.  Only keys whose state differs are written, so repeat an interrupted
+    call.  With a time to live, an entry expires at expires_at_ms of the file, or one time to live
+    from now.
 
-    Stop the query first.  A query that runs is fenced; its next start continues from the edited state at the same
-    source position.  The files are read into memory: edit millions of keys in parts, one file after the other.
+    Stop the query first.  A query that runs is fenced; its next start continues from the edited
+    state at the same source position.  The files are read into memory: edit millions of keys in
+    parts, one file after the other.
 
     Examples:
         statelog edit s3://bucket/jobs/totals --set total=/tmp/totals/total.parquet
@@ -140,10 +142,10 @@ def unfreeze(
     """
     Let a query process frozen keys again, as a new checkpoint.
 
-    A query with the setting `onError="freeze"` freezes a key whose processing fails: later rows of the key become dead
-    letters too.  `statelog read LOCATION '$frozen'` lists the keys.  Stop the query first.  A query that runs is fenced;
-    its next start continues.  Before you unfreeze keys, write their rows with `statelog dead-letters
-    --to` to send them to the source again.
+    A query with the setting `onError="freeze"` freezes a key whose processing fails: later rows of
+    the key become dead letters too.  `statelog read LOCATION '$frozen'` lists the keys.  Stop the
+    query first.  A query that runs is fenced; its next start continues.  Before you unfreeze keys,
+    write their rows with `statelog dead-letters --to` to send them to the source again.
 
     Examples:
         statelog unfreeze s3://bucket/jobs/totals
@@ -185,11 +187,11 @@ def forget(
     """
     Remove a key from all state of an operator, and list the objects that still contain it.
 
-    --apply deletes the key in a new checkpoint.  Its bytes are deleted with the snapshots and checkpoints that the
-    command lists.  With --now too, the command writes the affected key groups again without the key, gives up older
-    checkpoints, and deletes their objects.  Stop the query first.  A query that runs is fenced; its next
-    start continues.  Parents of a fork are not changed: the last line is the command for each parent
-    that contains the key.
+    --apply deletes the key in a new checkpoint.  Its bytes are deleted with the snapshots and
+    checkpoints that the command lists.  With --now too, the command writes the affected key groups
+    again without the key, gives up older checkpoints, and deletes their objects.  Stop the query
+    first.  A query that runs is fenced; its next start continues.  Parents of a fork are not
+    changed: the last line is the command for each parent that contains the key.
 
     Examples:
         statelog forget s3://bucket/jobs/totals c42

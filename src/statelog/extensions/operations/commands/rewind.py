@@ -53,14 +53,14 @@ def rewind(
     """
     Rewind source offsets and state of a stopped query to one micro-batch.
 
-    The state after the micro-batch becomes the newest checkpoint.  Spark's files of later micro-batches (offsets,
-    commits, and the lists of file sources) are deleted, so the query plans and reads them again.
-    A run that is still active is fenced: it fails at its next commit.  Repeat an interrupted rewind with the
-    same command.
+    The state after the micro-batch becomes the newest checkpoint.  Spark's files of later
+    micro-batches (offsets, commits, and the lists of file sources) are deleted, so the query plans
+    and reads them again.  A run that is still active is fenced: it fails at its next commit.
+    Repeat an interrupted rewind with the same command.
 
     A sink that stores batch ids must delete the later ones.  Exit status 1 if the rewind is not
-    possible: the checkpoint is not retained, the offsets are missing or do not match the state, or a run
-    seems to be active.
+    possible: the checkpoint is not retained, the offsets are missing or do not match the state, or
+    a run seems to be active.
 
     Examples:
         statelog rewind s3://bucket/queries/totals

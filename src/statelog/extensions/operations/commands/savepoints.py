@@ -58,13 +58,15 @@ def tag(
     """
     Retain a checkpoint under a name, with the position of its sources; list or remove tags.
 
-    The checkpoint can be read and restored until the tag is removed, whatever the query retains.  `statelog
-    fork --checkpoint NAME` continues from it.  The query may run meanwhile: the command waits up to 10 s until the
-    sink has taken the rows of the micro-batch.  Repeat an interrupted call with the same arguments.  Exit status 1
-    if the checkpoint is no longer retained, or if the sink takes longer.
+    The checkpoint can be read and restored until the tag is removed, whatever the query retains.
+    `statelog fork --checkpoint NAME` continues from it.  The query may run meanwhile: the command
+    waits up to 10 s until the sink has taken the rows of the micro-batch.  Repeat an interrupted
+    call with the same arguments.  Exit status 1 if the checkpoint is no longer retained, or if the
+    sink takes longer.
 
-    --remove --apply removes a tag, and the next clean-up deletes what only the tag kept.  With --kind fork it
-    releases a fork, which can no longer be read if it still needs objects of LOCATION.
+    --remove --apply removes a tag, and the next clean-up deletes what only the tag kept.  With
+    --kind fork it releases a fork, which can no longer be read if it still needs objects of
+    LOCATION.
 
     Examples:
         statelog tag s3://bucket/jobs/totals
@@ -181,10 +183,11 @@ def fork(
     """
     Start a second query from a checkpoint, next to the first query, in constant time.
 
-    Without --copy, state is not copied: the new location refers to objects of LOCATION, and a tag retains them
-    there until the fork no longer needs them (`statelog gc --apply NEW_LOCATION` then removes the tag).
-    Repeat an interrupted fork with the same command.  The query may run meanwhile, as for `tag`.  Exit status 1
-    if the checkpoint is not retained, or if the sink of its micro-batch takes longer than 10 s.
+    Without --copy, state is not copied: the new location refers to objects of LOCATION, and a tag
+    retains them there until the fork no longer needs them (`statelog gc --apply NEW_LOCATION` then
+    removes the tag).  Repeat an interrupted fork with the same command.  The query may run
+    meanwhile, as for `tag`.  Exit status 1 if the checkpoint is not retained, or if the sink of its
+    micro-batch takes longer than 10 s.
 
     Examples:
         statelog fork s3://bucket/jobs/totals s3://bucket/jobs/totals-next --new-checkpoint-location s3://bucket/queries/next
@@ -253,11 +256,12 @@ def copy(
     Copy the retained checkpoints of a location, up to --checkpoint, to another folder or store.
 
     Every object is verified before and after it is put.  Repeat an interrupted call: objects that
-    the copy contains are verified and not put again.  The query may run in LOCATION meanwhile.  To move a query,
-    stop it before the last call, and start it with NEW_LOCATION as stateLocation and the same checkpointLocation.
+    the copy contains are verified and not put again.  The query may run in LOCATION meanwhile.  To
+    move a query, stop it before the last call, and start it with NEW_LOCATION as stateLocation and
+    the same checkpointLocation.
 
-    A copy with other encryption keys encrypts a location, or gives it a new key.  The keys of LOCATION are those
-    of the environment variable STATELOG_ENCRYPTION.
+    A copy with other encryption keys encrypts a location, or gives it a new key.  The keys of
+    LOCATION are those of the environment variable STATELOG_ENCRYPTION.
 
     Examples:
         statelog copy s3://bucket/jobs/totals gs://backup/jobs/totals

@@ -2,12 +2,12 @@
 The sink of Delta tables: Spark's batch writer, and transactions that name micro-batch and history.
 
 Delta skips a transaction of an application if the table has the same or a later version of it, and
-does not say so.  So the version has the timeline and the number of the micro-batch, the
-application has the query and the state location, and the first micro-batch of a run is compared with
-the transactions in the log of the table.  A driver from before a rewind has lower versions: Delta skips
+does not say so.  So the version has the timeline and the number of the micro-batch, the application
+has the query and the state location, and the first micro-batch of a run is compared with the
+transactions in the log of the table.  A driver from before a rewind has lower versions: Delta skips
 its rows, whenever they come.
-Source: Delta Lake's writer options txnAppId, txnVersion and userMetadata; Delta transaction log protocol,
-transaction identifiers, commit provenance and checkpoints.
+Source: Delta Lake's writer options txnAppId, txnVersion and userMetadata; Delta transaction log
+protocol, transaction identifiers, commit provenance and checkpoints.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
 `exactly_once`: a function for `foreachBatch` that writes each micro-batch to a sink once.
 
-A sink stores the rows of a micro-batch and its record in one step, and returns the newest record on request.
-The record names the micro-batch and its history, see `DeliveredBatch`.  A write replaces the record that
-this driver read or wrote last, and no other: a driver that was replaced, or that slept during a rewind,
-meets the record of the next driver.
+A sink stores the rows of a micro-batch and its record in one step, and returns the newest record on
+request.  The record names the micro-batch and its history, see `DeliveredBatch`.  A write replaces
+the record that this driver read or wrote last, and no other: a driver that was replaced, or that
+slept during a rewind, meets the record of the next driver.
 
 All else is here: the question before the first micro-batch of a run, and after each error, because
 a write whose answer was lost may have been done.
@@ -47,8 +47,8 @@ class SinkBatch:
         writer: The name of the query: Spark's id of it, the same over restarts and rewinds.
         batch: The micro-batch.  Numbers rise, may have gaps, and fall after a rewind.
         rows: At least one row.
-        after: The newest micro-batch of *writer* in the target, as this driver left or read it; None
-            if the target does not have one.
+        after: The newest micro-batch of *writer* in the target, as this driver left or read it;
+            None if the target does not have one.
     """
 
     writer: str
@@ -95,9 +95,9 @@ class ExactlyOnceSink(Protocol):
     """
     A target that stores rows and the record of their micro-batch together.
 
-    Implement it for a target of your own, test it with `statelog.testing.sink_contract`, and pass it
-    to `exactly_once`.  Open connections at the first call, not in `__init__`, so that the sink can be
-    pickled (Spark Connect) and used again after `close`.
+    Implement it for a target of your own, test it with `statelog.testing.sink_contract`, and pass
+    it to `exactly_once`.  Open connections at the first call, not in `__init__`, so that the sink
+    can be pickled (Spark Connect) and used again after `close`.
 
     Raise `UnavailableError` if a call may succeed later, and `FencedError` if another driver has
     replaced this one.  Every other error ends the query.
@@ -117,9 +117,9 @@ class ExactlyOnceSink(Protocol):
         """
         Write the rows and the record of a micro-batch, all of it or nothing.
 
-        The record replaces the one that is equal to `batch.after`.  If the target has another record
-        of the writer, leave the target unchanged and raise, as `SinkBatch.check_next` does.  It may
-        have come since `last_committed` was called, from another driver.
+        The record replaces the one that is equal to `batch.after`.  If the target has another
+        record of the writer, leave the target unchanged and raise, as `SinkBatch.check_next` does.
+        It may have come since `last_committed` was called, from another driver.
         """
 
     def close(self) -> None:
@@ -130,8 +130,8 @@ def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
     """
     Return a function for `foreachBatch` that writes every row exactly once.
 
-    The rows are collected in the driver as one Arrow table, so `spark.driver.maxResultSize` bounds a
-    micro-batch.  A micro-batch without rows is not written.
+    The rows are collected in the driver as one Arrow table, so `spark.driver.maxResultSize` bounds
+    a micro-batch.  A micro-batch without rows is not written.
 
     Example:
         import functools
@@ -146,8 +146,8 @@ def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
     Raises:
         UsageError: *sink* lacks a method of `ExactlyOnceSink`.
 
-    Blocks: The function that is returned, on the sink; after an `UnavailableError` it tries four more
-        times within some seconds.   Thread: the query's.
+    Blocks: The function that is returned, on the sink; after an `UnavailableError` it tries four
+        more times within some seconds.   Thread: the query's.
     """
     if not isinstance(sink, ExactlyOnceSink):
         raise UsageError(

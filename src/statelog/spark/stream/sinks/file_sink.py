@@ -5,12 +5,12 @@ A micro-batch that is delivered again is skipped, and what a killed task left is
 log, so that Spark's readers ignore it.
 
 The sink appends one entry to `<folder>/_spark_metadata` for each micro-batch, and Spark's readers
-read the files of the entries only.  Spark numbers an entry as its micro-batch.
-That loses rows where a new query writes to the folder (its first batches have entries already), and
-makes the folder unreadable where a micro-batch had no output (the entries have gaps).  So here an
-entry has the next free number, and `<folder>/_statelog/<entry>`, which is written before the entry,
-names its micro-batch and query.  The record of the newest entry of each query is kept, so that a query
-that is restarted after others have written still finds what it wrote.
+read the files of the entries only.  Spark numbers an entry as its micro-batch.  That loses rows
+where a new query writes to the folder (its first batches have entries already), and makes the
+folder unreadable where a micro-batch had no output (the entries have gaps).  So here an entry has
+the next free number, and `<folder>/_statelog/<entry>`, which is written before the entry, names its
+micro-batch and query.  The record of the newest entry of each query is kept, so that a query that
+is restarted after others have written still finds what it wrote.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 
 A micro-batch is written exactly once only where its rows and the record of its number are written
 together.  Where the target has transactions, the record is a row in the same transaction, and
-`written` asks the target for it.  Else the record is a separate object, written before or after the rows;
-a crash between the two repeats the rows, or loses them.
+`written` asks the target for it.  Else the record is a separate object, written before or after the
+rows; a crash between the two repeats the rows, or loses them.
 
-Records are numbered, and each is created by put-if-absent of the next number: a driver that was replaced
-meets the record of the next driver.
+Records are numbered, and each is created by put-if-absent of the next number: a driver that was
+replaced meets the record of the next driver.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def idempotent(
     rewind `writer_id` is a different one.
 
     With *location*, records are objects next to the target, one for each micro-batch, and the last
-    two are kept.  Rows and record are not written together.  A crash between the two repeats
-    the rows: at least once, but only in that moment.  With `record_first=True` it loses them: at most
+    two are kept.  Rows and record are not written together.  A crash between the two repeats the
+    rows: at least once, but only in that moment.  With `record_first=True` it loses them: at most
     once.
 
     Example:

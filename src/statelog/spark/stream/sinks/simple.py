@@ -1,8 +1,8 @@
 """
 The target of a query's output, and the sinks that need nothing else.
 
-Spark's batch writer appends each micro-batch.  A micro-batch that is delivered again is appended again,
-except to Delta tables, see `delta`.
+Spark's batch writer appends each micro-batch.  A micro-batch that is delivered again is appended
+again, except to Delta tables, see `delta`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Tables that a query writes to, as the session's catalogs have them.
 
-A table of files is written by the sink of files, in the folder of the table.  All others are written
-by Spark's batch writer.
+A table of files is written by the sink of files, in the folder of the table.  All others are
+written by Spark's batch writer.
 Source: Spark's DataStreamWriter.toTable.
 """
 
