@@ -70,9 +70,9 @@ def place(tmp_path: Path) -> Place:
 def lines_of(location: str) -> list[AuditLine]:
     if not Path(location, "audit").is_dir():
         return []
-    found = read_audit_log(open_existing_store(location))
-    assert ((), ()) == (found.unknown, tuple(line.problem for line in found.lines if line.problem))
-    return list(found.lines)
+    log = read_audit_log(open_existing_store(location))
+    assert ((), ()) == (log.unknown, tuple(line.problem for line in log.lines if line.problem))
+    return list(log.lines)
 
 
 def run(place: Place, command: str, words: list[str]) -> int:
@@ -114,7 +114,7 @@ def test_a_command_that_changes_a_location_writes_one_line(name: str, place: Pla
         (line,) = [line for line in lines_of(place.new) if line.name not in earlier]
         check_line(line, expected, place.new)
     if expected != "copy":
-        (line,) = [one for one in new if operation_of(one) == expected]
+        (line,) = [written for written in new if operation_of(written) == expected]
         check_line(line, expected, place.state)
         # `fork --copy` needs its parent no more, and says there that it has released it.
         assert len(new) == (2 if name == "fork --copy" else 1)

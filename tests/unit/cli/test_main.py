@@ -39,14 +39,14 @@ TAKES_A_WHILE = 300_000
 def location(tmp_path) -> str:
     """Return a location with the checkpoints 1, 2 and 3; entry 0 is the claim."""
     store = open_store(str(tmp_path / "job"))
-    one = started(store, retained=2)
-    small_checkpoint(one, 1, properties={"batch": 0})
-    small_checkpoint(one, 2)
+    coordinator = started(store, retained=2)
+    small_checkpoint(coordinator, 1, properties={"batch": 0})
+    small_checkpoint(coordinator, 2)
     store.put("taskowned/s", b"state")
     handle = FileStateHandle("taskowned/s", 5, checksum([b"state"]))
     log = log_in_file(store, ALL, [[(1, b"a")], [(2, b"b")]])
     snapshot = TaskStateSnapshot(ALL, log, MaterializedHandle(ALL, 2, handle))
-    run_checkpoint(one, 3, [snapshot], properties={"batch": 2, "[odd]": "[/red]"})
+    run_checkpoint(coordinator, 3, [snapshot], properties={"batch": 2, "[odd]": "[/red]"})
     store.put("dstl/orphan", b"12345")
     return str(tmp_path / "job")
 
@@ -62,13 +62,13 @@ def damage(location: str, name: str) -> None:
 
 
 def test_checkpoints_are_listed_for_programs(call, location):
-    found = call.lines("checkpoints", location)
-    assert [(item["checkpoint_id"], item["state"]) for item in found] == [
+    checkpoints = call.lines("checkpoints", location)
+    assert [(item["checkpoint_id"], item["state"]) for item in checkpoints] == [
         (1, "subsumed"),
         (2, "retained"),
         (3, "retained"),
     ]
-    last = found[-1]
+    last = checkpoints[-1]
     assert (last["parent_id"], last["snapshot_count"], last["log_length"]) == (2, 1, 1)
     assert last["properties"] == {"batch": 2, "[odd]": "[/red]"}
     assert last["size_bytes"] == Path(location, "chk-3/_metadata").stat().st_size
@@ -101,9 +101,9 @@ def test_a_narrow_terminal_shows_ids_and_states(call, location, columns, monkeyp
 def test_a_damaged_checkpoint_is_a_finding(call, location):
     damage(location, "chk-3/_metadata")
     assert "damaged" in call("checkpoints", location, status=1)
-    found = call.lines("checkpoints", location, status=1)
-    assert [item["state"] for item in found] == ["retained", "retained", "damaged"]
-    assert "checksum" in found[-1]["problem"]
+    checkpoints = call.lines("checkpoints", location, status=1)
+    assert [item["state"] for item in checkpoints] == ["retained", "retained", "damaged"]
+    assert "checksum" in checkpoints[-1]["problem"]
 
 
 # -------------------------------------------------------------------------------------------- cat
@@ -113,22 +113,24 @@ def test_a_damaged_checkpoint_is_a_finding(call, location):
 def test_cat_reads_what_flink_wrote(call, manifest):
     expected = json.loads(manifest.read_text())
     file = manifest.with_suffix(".dstl")
-    found = call.lines("changelog", str(file))
+    changes = call.lines("changelog", str(file))
     wanted = [
         {
-            "change_set": one["offset"],
+            "change_set": change_set["offset"],
             "key_group": change["kg"],
             "size": change["len"],
             "sha256": change.get("sha256")
             or hashlib.sha256(bytes.fromhex(change["hex"])).hexdigest(),
         }
-        for one in sorted(expected["changeSets"], key=lambda one: one["offset"])
-        for change in one["changes"]
+        for change_set in sorted(
+            expected["changeSets"], key=lambda change_set: change_set["offset"]
+        )
+        for change in change_set["changes"]
     ]
-    assert found == wanted
-    offsets = sorted({one["offset"] for one in expected["changeSets"]})
+    assert changes == wanted
+    offsets = sorted({change_set["offset"] for change_set in expected["changeSets"]})
     last = call.lines("changelog", str(file), "--offset", str(offsets[-1]))
-    assert last == [one for one in wanted if one["change_set"] == offsets[-1]]
+    assert last == [change_set for change_set in wanted if change_set["change_set"] == offsets[-1]]
     assert len(call("changelog", file.as_uri()).splitlines()) == len(wanted) + 1
 
 
@@ -145,10 +147,10 @@ def test_cat_shows_a_claim(call, location):
     shown = call("changelog", file)
     assert shown.startswith("claim 0 of 'a', at ")
     assert shown.endswith("UTC: no checkpoint before it, 1 is the next number\n")
-    (found,) = call.lines("changelog", file)
-    assert found["claim"] == 0
-    assert found["owner_id"] == "a"
-    assert found["newest"] is None
+    (claim,) = call.lines("changelog", file)
+    assert claim["claim"] == 0
+    assert claim["owner_id"] == "a"
+    assert claim["newest"] is None
     assert "no change set begins at payload offset 0" in call(
         "changelog", file, "--offset", "0", status=2
     )
@@ -160,8 +162,8 @@ def test_cat_takes_several_offsets(call, tmp_path):
     file = tmp_path / "log"
     file.write_bytes(b"".join(writer.finish()))
     chosen = [str(offsets[2]), str(offsets[0])]
-    found = call.lines("changelog", str(file), "--offset", chosen[0], "--offset", chosen[1])
-    assert [item["key_group"] for item in found] == [2, 0]
+    changes = call.lines("changelog", str(file), "--offset", chosen[0], "--offset", chosen[1])
+    assert [item["key_group"] for item in changes] == [2, 0]
     text = call("changelog", str(file), "--offset", "5", status=2)
     assert f"they begin at {', '.join(map(str, offsets))}" in text
 
@@ -214,13 +216,13 @@ def test_cat_shows_text_on_a_terminal_that_has_no_unicode(tmp_path):
 
 def test_cat_shows_values_to_programs(call, tmp_path):
     file = values_file(tmp_path, b"one", b"x" * 10)
-    found = call.lines("changelog", file, "--values", "text", "--value-bytes", "4")
-    assert [(item["value"], item["cut_bytes"]) for item in found] == [
+    changes = call.lines("changelog", file, "--values", "text", "--value-bytes", "4")
+    assert [(item["value"], item["cut_bytes"]) for item in changes] == [
         (r"\x00met", 6),
         ("one", 0),
         ("xxxx", 6),
     ]
-    assert [item["key_group"] for item in found] == [-1, 5, 5]
+    assert [item["key_group"] for item in changes] == [-1, 5, 5]
     assert {"value", "cut_bytes"}.isdisjoint(call.lines("changelog", file)[0])
 
 
@@ -289,20 +291,20 @@ def test_a_wrong_duration_is_a_wrong_call(call, location, text):
 
 
 def test_verify_reads_everything(call, location):
-    *found, last = call.lines("verify", location)
+    *objects, last = call.lines("verify", location)
     assert (5, 0, 3) == tuple(
         last["summary"][name] for name in ("objects", "findings", "newest_sound")
     )
-    log = [item["path"] for item in found if item["kind"] == "changelog"]
-    assert [item["path"] for item in found] == [
+    log = [item["path"] for item in objects if item["kind"] == "changelog"]
+    assert [item["path"] for item in objects] == [
         "chk-1/_metadata",
         "chk-2/_metadata",
         "chk-3/_metadata",
         *log,
         "taskowned/s",
     ]
-    assert all(item["ok"] for item in found)
-    assert sum(item["change_sets"] for item in found) == 4
+    assert all(item["ok"] for item in objects)
+    assert sum(item["change_sets"] for item in objects) == 4
     assert "all intact" in call("verify", location)
 
 
@@ -336,19 +338,19 @@ def test_verify_finds_any_damage(call, location, name, how):
     else:
         Path(location, name).unlink()
     assert name in call("verify", location, status=1)
-    *found, last = call.lines("verify", location, status=1)
-    bad = [item for item in found if not item["ok"]]
+    *objects, last = call.lines("verify", location, status=1)
+    bad = [item for item in objects if not item["ok"]]
     assert len(bad) == last["summary"]["findings"]
-    assert name in {one["path"] for one in bad}
+    assert name in {item["path"] for item in bad}
 
 
 def test_verify_finds_that_the_checkpoint_of_a_claim_is_lost(call, location):
     started(open_store(location), "next")
     assert "all intact" in call("verify", location)
     Path(location, "chk-3/_metadata").unlink()
-    *found, last = call.lines("verify", location, status=1)
+    *objects, last = call.lines("verify", location, status=1)
     assert [("chk-3/_metadata", "missing")] == [
-        (item["path"], item["finding"]) for item in found if not item["ok"]
+        (item["path"], item["finding"]) for item in objects if not item["ok"]
     ]
     assert (1, 2) == (last["summary"]["findings"], last["summary"]["newest_sound"])
 
@@ -486,20 +488,20 @@ def large_file(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_broken_pipe_ends_quietly(large_file, options):
-    one = process("changelog", large_file, *options)
-    assert one.stdout is not None
-    one.stdout.readline()
-    one.stdout.close()
-    assert one.stderr is not None
-    assert (one.stderr.read(), one.wait(30)) == ("", 141)
+    command = process("changelog", large_file, *options)
+    assert command.stdout is not None
+    command.stdout.readline()
+    command.stdout.close()
+    assert command.stderr is not None
+    assert (command.stderr.read(), command.wait(30)) == ("", 141)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interruption_ends_quietly(large_file):
-    one = process("changelog", large_file)
-    assert one.stdout is not None
-    one.stdout.readline()
+    command = process("changelog", large_file)
+    assert command.stdout is not None
+    command.stdout.readline()
     time.sleep(0.1)  # it now waits for the pipe to be read
-    one.send_signal(signal.SIGINT)
-    _, said = one.communicate(timeout=30)
-    assert (said, one.returncode) == ("", 130)
+    command.send_signal(signal.SIGINT)
+    _, said = command.communicate(timeout=30)
+    assert (said, command.returncode) == ("", 130)

@@ -61,7 +61,7 @@ def test_a_command_prints_a_forged_location_escaped(
 
 
 def check(out: str, err: str, *, as_json: bool) -> None:
-    raw = sorted({one for one in out + err if not one.isprintable() and one != "\n"})
+    raw = sorted({char for char in out + err if not char.isprintable() and char != "\n"})
     assert [] == raw, (out, err)
     assert not re.search(r"^\s*all intact: forged", out, re.MULTILINE), (out, err)
     assert not re.search(r"^all intact: forged", err, re.MULTILINE), (out, err)
@@ -82,7 +82,7 @@ def test_the_command_line_prints_through_its_console() -> None:
     way_around = re.compile(
         r"rich\.table|(?<!Plain)Console\(|(?<!\.)\bprint\(|sys\.std(out|err)\.write"
     )
-    found = {
+    writers = {
         (file.name, match[0])
         for file in COMMANDS
         if file.name != "output.py"
@@ -90,4 +90,4 @@ def test_the_command_line_prints_through_its_console() -> None:
     }
     # A version number; and the lines of changelog, which it escapes itself.
     assert len(COMMANDS) > 15
-    assert found == {("main.py", "sys.stdout.write"), ("changelog.py", "sys.stdout.write")}
+    assert writers == {("main.py", "sys.stdout.write"), ("changelog.py", "sys.stdout.write")}

@@ -107,9 +107,9 @@ def reports(forger: Forger, runs: Sequence[Run]) -> list[Report]:
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [Report(**json.loads(line)) for line in done.stdout.splitlines()]
-    assert len(found) == len(runs), done.stderr[-3000:]
-    return found
+    reported = [Report(**json.loads(line)) for line in done.stdout.splitlines()]
+    assert len(reported) == len(runs), done.stderr[-3000:]
+    return reported
 
 
 def text_of(report: Report) -> str:
@@ -146,12 +146,12 @@ def test_every_command_acts_within_the_location_only(
         for command, calls in CALLS.items()
         for words in calls
     ]
-    found = reports(forger, runs)
-    outside = [item for item in found if item.outside]
+    reported = reports(forger, runs)
+    outside = [item for item in reported if item.outside]
     assert not outside, "\n" + "\n".join(map(text_of, outside))
     assert [] == listener.requests
     assert not (forger.folder / "ran").exists()
-    wrong = [item for item in found if item.status not in (0, 1, 2)]
+    wrong = [item for item in reported if item.status not in (0, 1, 2)]
     assert not wrong, "\n" + "\n".join(map(text_of, wrong))
 
 

@@ -29,12 +29,12 @@ def location_of(job: StoredJob) -> str:
 
 def created(job: StoredJob, checkpoint_id: int) -> dt.datetime:
     with statelog.open(location_of(job)) as state:
-        [found] = [
+        [chosen] = [
             checkpoint
             for checkpoint in state.checkpoints()
             if checkpoint.checkpoint_id == checkpoint_id
         ]
-    return dt.datetime.fromtimestamp((found.created_at_ms or 0) / 1000, dt.UTC)
+    return dt.datetime.fromtimestamp((chosen.created_at_ms or 0) / 1000, dt.UTC)
 
 
 def names(job: StoredJob, checkpoint_id: int) -> list[CheckpointName]:

@@ -60,8 +60,8 @@ def test_edit_reads_a_file_elsewhere_and_links_within_the_location(
         "../mine.parquet",
         tmp_path / "mine.parquet",
     ):
-        told = call.lines("edit", str(location), "--delete", str(path))[0]
-        assert sum(told["counts"].values()) == 1, path
+        report = call.lines("edit", str(location), "--delete", str(path))[0]
+        assert sum(report["counts"].values()) == 1, path
 
 
 def test_a_report_is_not_written_through_a_link(call, tmp_path: Path, private: Path) -> None:

@@ -407,5 +407,5 @@ def test_broadcast_versions_are_retained_for_all_dead_letters_of_a_file() -> Non
     before = [version(at) for at in (1, 3, 5, 7, 9)]
     chosen = [version(11)]
     for oldest, newest, kept in [(4, 7, [3, 5, 7]), (4, 4, [3]), (5, 5, [5]), (6, 6, [5])]:
-        found = kept_broadcasts(before, chosen, [letters(oldest, newest)])
-        assert [*kept, 11] == [item.newest for item in found]
+        versions = kept_broadcasts(before, chosen, [letters(oldest, newest)])
+        assert [*kept, 11] == [item.newest for item in versions]

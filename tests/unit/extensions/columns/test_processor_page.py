@@ -37,7 +37,7 @@ def test_the_page_runs() -> None:
 def batches(key: str, seed: int) -> list[list[dict[str, Any]]]:
     rng = random.Random(seed)
     keys = ["a", "b", "c", "d"] if key != "id" else [1, 2, 3, 4]
-    found = []
+    drawn = []
     for batch in range(10):
         rows = []
         for _ in range(rng.randrange(1, 7)):
@@ -46,8 +46,8 @@ def batches(key: str, seed: int) -> list[list[dict[str, Any]]]:
                 at = EPOCH + dt.timedelta(seconds=batch * 40 + rng.randrange(60))
             row = {key: rng.choice(keys), "at": at, "amount": rng.choice([0.5, 20.0, 900.0])}
             rows.append(row if key == "account" else {**row, "version": rng.randrange(20)})
-        found.append(rows)
-    return found
+        drawn.append(rows)
+    return drawn
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_columns_and_single_keys_agree(
         for each in dict.fromkeys(row[key] for row in batch):
             rows = [Row(**row) for row in batch if row[key] == each]
             expected += alone.test(each, rows)
-        found = columns.testColumns(pa.Table.from_pylist(batch)).to_pylist()
-        assert shown(found) == shown([row.asDict() for row in expected])
+        by_columns = columns.testColumns(pa.Table.from_pylist(batch)).to_pylist()
+        assert shown(by_columns) == shown([row.asDict() for row in expected])
         if mode == "EventTime":
             watermark = (
                 int((EPOCH - dt.datetime(1970, 1, 1)).total_seconds() * 1000) + number * 1_300_000

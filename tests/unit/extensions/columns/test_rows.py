@@ -28,9 +28,9 @@ def test_distinct_keys_are_one_row_each_in_the_order_of_arrival() -> None:
     numbers = [[5, 3], [], [9]]
     read = ColumnarInput(InputLayout((1, 2), 3), KeyCodec(KEY), is_distinct=True)
     read.read(map(batch, numbers))
-    found = read.keyed("UTC")
-    assert found is not None
-    keys, rows = found
+    keyed = read.keyed("UTC")
+    assert keyed is not None
+    keys, rows = keyed
     assert keys["name"].to_pylist() == ["k5", "k3", "k9"]
     assert rows.column_names == ["part"]
     assert rows["part"].to_pylist() == [10, 6, 18]

@@ -31,9 +31,9 @@ def schema_of(column: pa.Array) -> pa.Schema:
 def read(column: pa.Array) -> ColumnarInput:
     columns = [pa.array(np.zeros(len(column), np.int32)), column, pa.array(np.arange(len(column)))]
     batch = pa.RecordBatch.from_arrays(columns, names=["group", "key", "number"])
-    found = ColumnarInput(InputLayout((1,), 1), KeyCodec(schema_of(column)))
-    found.read([batch.slice(0, 7000), batch.slice(7000)])
-    return found
+    keyed_input = ColumnarInput(InputLayout((1,), 1), KeyCodec(schema_of(column)))
+    keyed_input.read([batch.slice(0, 7000), batch.slice(7000)])
+    return keyed_input
 
 
 def rows_by_key(column: pa.Array) -> dict[str, list[int]]:
@@ -49,9 +49,9 @@ def rows_by_key(column: pa.Array) -> dict[str, list[int]]:
 def test_the_rows_of_a_key_are_together_in_the_order_of_arrival(name: str) -> None:
     column = COLUMNS[name]
     assert hash_order([column], schema_of(column)) is not None
-    found = read(column).keyed("UTC")
-    assert found is not None
-    keys, rows = found
+    keyed = read(column).keyed("UTC")
+    assert keyed is not None
+    keys, rows = keyed
     numbers = rows["number"].to_numpy()
     got = {}
     for key, start, end in zip(keys["key"].to_pylist(), keys.starts, keys.ends, strict=True):
@@ -82,9 +82,9 @@ def test_keys_with_similar_hashes_are_not_mixed(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(module, "hash_columns", alike)
     assert hash_order([column], schema_of(column)) is None
-    found = read(column).keyed("UTC")
-    assert found is not None
-    assert sorted(found[0].counts.tolist()) == sorted(map(len, rows_by_key(column).values()))
+    keyed = read(column).keyed("UTC")
+    assert keyed is not None
+    assert sorted(keyed[0].counts.tolist()) == sorted(map(len, rows_by_key(column).values()))
     # Rows that arrive by key are in order as they are.
     ordered = pa.array(np.sort(column.to_numpy()))
     order = hash_order([ordered], schema_of(ordered))

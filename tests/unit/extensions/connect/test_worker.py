@@ -19,9 +19,9 @@ def test_another_version_in_the_server_is_rejected(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(worker, "__version__", "0.0.1")
     with pytest.raises(UsageError, match=r"and the server 0\.0\.1") as rejected:
         pickle.loads(data)
-    found = reported_in(f"Traceback ...\nstatelog.errors.UsageError: {rejected.value}")
-    assert found is not None
-    assert "install the same version" in found.message
+    reported = reported_in(f"Traceback ...\nstatelog.errors.UsageError: {rejected.value}")
+    assert reported is not None
+    assert "install the same version" in reported.message
 
 
 def test_figures_of_old_batches_are_replaced() -> None:

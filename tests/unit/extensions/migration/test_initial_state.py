@@ -102,8 +102,8 @@ BOTH = pytest.mark.parametrize("pandas", [False, True], ids=["rows", "pandas"])
 
 @BOTH
 def test_what_has_not_expired_is_put_back_in_order(pandas: bool) -> None:
-    found = starting([row_of(HOUR, 0)], pandas=pandas)  # the tester's time is 0
-    (text,) = shown_by(found, pandas=pandas)
+    tester = starting([row_of(HOUR, 0)], pandas=pandas)  # the tester's time is 0
+    (text,) = shown_by(tester, pandas=pandas)
     wanted = [(7,), ["ink"], {"pen": 1}, [HOUR, 2 * HOUR]]
     assert text.replace("Row(n=7)", "(7,)") == repr(wanted)
 
@@ -120,22 +120,22 @@ def test_list_elements_are_put_one_by_one_for_frames(monkeypatch: pytest.MonkeyP
 def test_a_frame_without_expiry_and_nulls_in_it(pandas: bool) -> None:
     row = row_of(0, 0, statelog_timers=None, statelog_state={**STATE, "items": None})
     del row["statelog_expiry"]
-    found = starting([row], pandas=pandas)
-    (text,) = shown_by(found, pandas=pandas)
+    tester = starting([row], pandas=pandas)
+    (text,) = shown_by(tester, pandas=pandas)
     assert text.replace("Row(n=7)", "(7,)") == repr([(7,), [], {"pen": 1, "ink": 2}, []])
 
 
 @BOTH
 def test_expired_lists_are_not_put(pandas: bool) -> None:
-    found = starting([row_of(0, 0)], pandas=pandas)
-    (text,) = shown_by(found, pandas=pandas)
+    tester = starting([row_of(0, 0)], pandas=pandas)
+    (text,) = shown_by(tester, pandas=pandas)
     assert text == repr([None, [], {}, [HOUR, 2 * HOUR]])
 
 
 @BOTH
 def test_timers_fire(pandas: bool) -> None:
-    found = starting([row_of(1, 1)], pandas=pandas)
-    fired = found.setProcessingTime(HOUR + 1)
+    tester = starting([row_of(1, 1)], pandas=pandas)
+    fired = tester.setProcessingTime(HOUR + 1)
     rows = list(fired["shown"]) if pandas else [row.shown for row in fired]
     assert rows == [f"fired at {HOUR}"]
 

@@ -51,9 +51,9 @@ def test_every_form_of_a_struct_becomes_one(values: list[Any]) -> None:
     fields = dict(zip(names, values, strict=True))
     moved = {name: fields[name] for name in sorted(names)}
     for struct in (fields, Row(**fields), moved, Row(**moved)):
-        found = convert(struct)
-        assert found == WANTED
-        assert list(map(type, found)) == list(map(type, WANTED))
+        converted = convert(struct)
+        assert converted == WANTED
+        assert list(map(type, converted)) == list(map(type, WANTED))
     assert convert(dict.fromkeys(names)) == (None,) * len(names)
 
 

@@ -30,8 +30,8 @@ class Files:
         return None if data is None else data.encode()[-(tail or 10**9) :]
 
     def names(self, folder: str) -> Sequence[str]:
-        found = (name.rpartition("/") for name in self.files)
-        return [name for place, _, name in found if place == folder]
+        parts = (name.rpartition("/") for name in self.files)
+        return [name for place, _, name in parts if place == folder]
 
 
 def entry(number: int) -> str:
@@ -76,8 +76,8 @@ def own_setting(name: str, value: str) -> str:
 
 
 def made(files: Files, **changes: Any) -> tuple[tuple[str | None, ...], dict[str, str]]:
-    offsets, found = new_files(files, record(**changes), own_setting)
-    return offsets, {name: data.decode() for name, data in found.items()}
+    offsets, contents = new_files(files, record(**changes), own_setting)
+    return offsets, {name: data.decode() for name, data in contents.items()}
 
 
 @pytest.mark.parametrize(
@@ -86,26 +86,26 @@ def made(files: Files, **changes: Any) -> tuple[tuple[str | None, ...], dict[str
     ids=["all known", "without the names of the logs", "without a position"],
 )
 def test_the_new_query_begins_where_the_old_one_ended(changes: dict[str, Any]) -> None:
-    offsets, found = made(query(), **changes)
+    offsets, contents = made(query(), **changes)
     assert offsets == (FILES, KAFKA, None)
-    assert list(found) == ["metadata", "sources/0/0", "sources/0/1", "offsets/0"]
-    planned = parse_offsets(found["offsets/0"].encode(), "offsets/0")
+    assert list(contents) == ["metadata", "sources/0/0", "sources/0/1", "offsets/0"]
+    planned = parse_offsets(contents["offsets/0"].encode(), "offsets/0")
     assert planned.offsets == ('{"logOffset":1}', KAFKA, None)
     assert (planned.watermark_ms, planned.timestamp_ms) == (150, 2_000)
-    settings = json.loads(found["offsets/0"].split("\n")[1])["conf"]
+    settings = json.loads(contents["offsets/0"].split("\n")[1])["conf"]
     assert settings == {"spark.sql.streaming.multipleWatermarkPolicy": "new max"}
-    assert json.loads(found["metadata"])["id"] not in ("q", "")
+    assert json.loads(contents["metadata"])["id"] not in ("q", "")
 
 
 def test_spark_has_seen_the_files_and_reads_none_of_them() -> None:
-    _, found = made(query())
-    assert found["sources/0/0"] == "v1"
-    version, *lines = found["sources/0/1"].split("\n")
+    _, contents = made(query())
+    assert contents["sources/0/0"] == "v1"
+    version, *lines = contents["sources/0/1"].split("\n")
     seen = [json.loads(line) for line in lines]
     assert version == "v1"
-    assert [one["path"] for one in seen] == [f"file:///in/{number}" for number in range(13)]
-    assert {one["batchId"] for one in seen} == {0}
-    assert [one["timestamp"] for one in seen] == list(range(13))
+    assert [file["path"] for file in seen] == [f"file:///in/{number}" for number in range(13)]
+    assert {file["batchId"] for file in seen} == {0}
+    assert [file["timestamp"] for file in seen] == list(range(13))
 
 
 def edited(edit: Callable[[dict[str, str]], Any]) -> Files:

@@ -35,12 +35,12 @@ def exported(reader: StateReader, now_ms: int, **options: Any) -> pa.Table:
 def expected(history: History, checkpoint_id: int, now_ms: int) -> dict[Any, dict[str, Any]]:
     """Return state, timers and expiry of each key by the model."""
     model = history.expected[checkpoint_id]
-    found: dict[Any, dict[str, Any]] = {}
+    by_key: dict[Any, dict[str, Any]] = {}
     for variable in model.schema.states:
         if variable.dropped:
             continue
         for key, rows in model.rows(variable.name, now_ms).items():
-            row = found.setdefault(key_of(key), {"state": {}, "timers": None, "expiry": {}})
+            row = by_key.setdefault(key_of(key), {"state": {}, "timers": None, "expiry": {}})
             values = [value for _, value, _ in rows]
             expiry = [expires for _, _, expires in rows]
             if variable.name == TIMERS_NAME:
@@ -57,11 +57,11 @@ def expected(history: History, checkpoint_id: int, now_ms: int) -> dict[Any, dic
             row["state"][variable.name] = values
             if variable.ttl_ms is not None:
                 row["expiry"][variable.name] = expiry
-    return found
+    return by_key
 
 
 def shown(table: pa.Table) -> dict[Any, dict[str, Any]]:
-    found = {}
+    by_key = {}
     for row in table.to_pylist():
         state = {name: cell for name, cell in (row[STATE_COLUMN] or {}).items() if cell is not None}
         for name, cell in state.items():
@@ -69,13 +69,13 @@ def shown(table: pa.Table) -> dict[Any, dict[str, Any]]:
                 for entry in cell:
                     entry["key"] = tuple(entry["key"].values())
         expiry = row.get(EXPIRY_COLUMN) or {}
-        found[row["k"], row["name"]] = {
+        by_key[row["k"], row["name"]] = {
             "state": state,
             "timers": row[TIMERS_COLUMN],
             "expiry": {name: times for name, times in expiry.items() if times is not None},
         }
-    assert len(found) == table.num_rows <= KEYS, "a key has one row"
-    return found
+    assert len(by_key) == table.num_rows <= KEYS, "a key has one row"
+    return by_key
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -123,10 +123,10 @@ def test_timestamps_in_state_lose_their_zone_and_those_of_keys_keep_it() -> None
     nested = pa.schema([("at", moment), ("ats", pa.list_(moment)), ("by", pa.map_(moment, moment))])
     key = pa.schema([("at", moment)])
     operator = OperatorStateSchema("op", key, (StateDescriptor("v", StateKind.VALUE, nested),))
-    found = KeyRows(operator, 7).schema()
-    assert found.field("at").type == moment
-    assert "UTC" not in str(found.field(STATE_COLUMN).type)
-    assert str(found.field(STATE_COLUMN).type).count("timestamp[us]") == 4
+    schema = KeyRows(operator, 7).schema()
+    assert schema.field("at").type == moment
+    assert "UTC" not in str(schema.field(STATE_COLUMN).type)
+    assert str(schema.field(STATE_COLUMN).type).count("timestamp[us]") == 4
 
 
 def test_timers_alone_are_state_too() -> None:
@@ -153,7 +153,7 @@ def test_marks_of_frozen_keys_are_not_moved() -> None:
 @given(start=st.integers(0, 50), count=st.integers(1, 300), parts=st.integers(1, 400))
 def test_parts_share_all_key_groups(start: int, count: int, parts: int) -> None:
     whole = KeyGroupRange(start, start + count - 1)
-    found = whole.split(parts)
-    assert [each for part in found for each in part] == list(whole)
-    assert len(found) == min(parts, count)
-    assert max(map(len, found)) - min(map(len, found)) <= 1
+    ranges = whole.split(parts)
+    assert [each for part in ranges for each in part] == list(whole)
+    assert len(ranges) == min(parts, count)
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1

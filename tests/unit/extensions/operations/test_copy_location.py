@@ -81,11 +81,11 @@ def copied(source, target, **options):
 
 def check_whole(source, target, ids) -> None:
     """Check that the copy has the retained checkpoints of the source, and nothing is damaged."""
-    for one in ids:
-        assert states(target, one) == states(source, one)
-    found = list(verify_location(target))
-    assert found
-    assert not [item for item in found if item.problem]
+    for checkpoint_id in ids:
+        assert states(target, checkpoint_id) == states(source, checkpoint_id)
+    findings = list(verify_location(target))
+    assert findings
+    assert not [item for item in findings if item.problem]
     marked = reachable_objects(target)
     assert marked is not None
     assert marked <= set(target.objects)
@@ -135,8 +135,8 @@ def test_an_interrupted_copy_continues_and_never_looks_complete(seed):
             break
         except KeyboardInterrupt:
             stops += 1
-        found = Entries(target).newest()
-        assert found is None or found.checkpoint_id == newest.checkpoint_id
+        complete = Entries(target).newest()
+        assert complete is None or complete.checkpoint_id == newest.checkpoint_id
         if rng.random() < 0.3:
             made.run(1)  # the query goes on, and cleans up
             newest = Entries(made.store).newest()
@@ -145,7 +145,7 @@ def test_an_interrupted_copy_continues_and_never_looks_complete(seed):
             target.objects[path] = target.objects[path][: len(target.objects[path]) // 2]
             if parse_copy_folder(path) or path.endswith("/_metadata"):
                 assert_refused_or_empty(target)
-        if found is not None:  # of an older call maybe, and complete from here on
+        if complete is not None:  # of an older call maybe, and complete from here on
             break
     report = copied(made.store, target)
     assert stops

@@ -25,9 +25,9 @@ def clock(monkeypatch):
 
 def value_of(history: History, name: str) -> tuple[dict[str, Any], int | None]:
     schema = history.model.schema
-    one = schema.states[schema.state_id(name)]
-    value = {field: history.value(field) for field in one.value_schema.names}
-    return value, None if one.ttl_ms is None else NOW_MS + one.ttl_ms
+    variable = schema.states[schema.state_id(name)]
+    value = {field: history.value(field) for field in variable.value_schema.names}
+    return value, None if variable.ttl_ms is None else NOW_MS + variable.ttl_ms
 
 
 def random_edit(history: History, rng: random.Random) -> tuple[dict, list]:
@@ -93,10 +93,10 @@ def test_an_edit_agrees_with_the_model_and_the_query_continues(made, seed):
     base = Entries(history.store).newest()
     report = statelog.edit(location, set=wanted, delete=delete, apply=True)
     assert report.counts == planned.counts
-    found = {name: in_order(rows) for name, rows in states(history).items()}
-    assert found == expected(history)
+    edited = {name: in_order(rows) for name, rows in states(history).items()}
+    assert edited == expected(history)
     keys = {key for rows in before.values() for key in rows}
-    after = {key for rows in found.values() for key in rows}
+    after = {key for rows in edited.values() for key in rows}
     if not any(variable.ttl_ms for variable in history.model.schema.states):
         # Expired entries that are still stored count as state.
         assert report.counts.inserted == len(after - keys)
@@ -123,8 +123,8 @@ def test_an_edit_agrees_with_the_model_and_the_query_continues(made, seed):
         history.micro_batch()
     history.model = model
     restarted(history).run(2)
-    found = {name: in_order(rows) for name, rows in states(history).items()}
-    assert found == expected(history)
+    edited = {name: in_order(rows) for name, rows in states(history).items()}
+    assert edited == expected(history)
 
 
 def test_values_that_do_not_fit_are_rejected_before_the_claim(made):

@@ -40,12 +40,12 @@ TEXT = b"key 9"
 
 def objects_with_text(history: History) -> set[str]:
     """Return the objects whose decoded content has the text of the key."""
-    found = set()
+    paths = set()
     for info in history.store.list():
         data = bytes(history.store.get(info.path))
         if TEXT in data or TEXT in decoded(info.path, data):
-            found.add(info.path)
-    return found
+            paths.add(info.path)
+    return paths
 
 
 def decoded(path: str, data: bytes) -> bytes:
@@ -63,7 +63,7 @@ def decoded(path: str, data: bytes) -> bytes:
         segment = parse_segment(data)
         sections = dict(segment.trailer.sections)
         streams = msgspec.msgpack.decode(sections.pop(OUTPUT_TAG, b"\x90"), type=list[bytes])
-        rows = [pa.ipc.open_stream(one).read_all().to_pylist() for one in streams]
+        rows = [pa.ipc.open_stream(stream).read_all().to_pylist() for stream in streams]
         return bytes(segment.payload) + repr(rows).encode() + b"".join(sections.values())
     return data
 
@@ -149,8 +149,8 @@ def test_no_byte_of_the_key_is_left_with_now(made, seed):
     assert newest.checkpoint_id == report.checkpoint_id
     segment = parse_segment(history.store.get(PATHS.metadata(newest.checkpoint_id)))
     streams = msgspec.msgpack.decode(segment.trailer.sections[OUTPUT_TAG], type=list[bytes])
-    found = [pa.ipc.open_stream(one).read_all().to_pylist() for one in streams]
-    assert found == [[rows[0], rows[2]], rows[:1]]
+    left = [pa.ipc.open_stream(stream).read_all().to_pylist() for stream in streams]
+    assert left == [[rows[0], rows[2]], rows[:1]]
     # The query goes on, and the key may come back.
     history.model.timers.pop(NUMBER, None)
     for entries in history.model.entries.values():
@@ -207,11 +207,11 @@ def test_a_damaged_object_may_hold_the_key(made, seed):
         for damaged in [flipped(whole, rng) for _ in range(4)]:
             file.write_bytes(damaged)
             try:
-                found = statelog.forget(location, key_of(NUMBER), apply=False).traces
+                traces = statelog.forget(location, key_of(NUMBER), apply=False).traces
             except (CorruptionError, CheckpointError, IncompatibleFormatError) as error:
                 assert path in str(error)
             else:
-                assert found == right
+                assert traces == right
                 # Blocks of Snappy can differ and still have the same content.
                 assert path.startswith(("chk-", "dstl/"))
                 assert parse_segment(damaged) == parse_segment(whole)
@@ -295,8 +295,8 @@ def test_tags_and_forks_are_named_and_stop_a_rewrite(made):
     report = statelog.forget(location, key_of(NUMBER), apply=False)
     pinned = [trace for trace in report.traces if trace.pins]
     assert pinned
-    assert all(one.pins == ("tag kept",) for one in pinned)
-    assert all("statelog tag --remove" in one.leaves for one in pinned)
+    assert all(holder.pins == ("tag kept",) for holder in pinned)
+    assert all("statelog tag --remove" in holder.leaves for holder in pinned)
     with pytest.raises(CheckpointError, match="are kept by tag kept; nothing was changed"):
         statelog.forget(location, key_of(NUMBER), now=True, apply=True)
     assert present(history)
@@ -325,13 +325,13 @@ def test_a_fork_names_its_parents_that_hold_the_key_last(made, capsys):
     run_cli(["forget", "--now", second, *key])
     may_be = f"{tag.path} in file://{first}, the parent of this fork, may be deleted"
     assert may_be in capsys.readouterr().out
-    told = last_line(second, "--now", "--apply")
-    assert told.startswith(expected)
+    hint = last_line(second, "--now", "--apply")
+    assert hint.startswith(expected)
     assert present(history)
     for tag in statelog.tags(parent):  # the first fork may need other objects of the checkpoint
         statelog.untag(parent, tag.name, kind="fork", apply=True)
     # The command that the fork gave is the one that removes the key.
-    assert run_cli(shlex.split(told.partition(": ")[2])[1:]) == 0
+    assert run_cli(shlex.split(hint.partition(": ")[2])[1:]) == 0
     capsys.readouterr()
     assert not present(history)
     assert objects_with_text(history) == set()

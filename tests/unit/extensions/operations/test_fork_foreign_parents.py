@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.locations.batch_records import one_operator
-from tests.support.locations.forked_query import (
-    commit_in,
-    forked,
-    location,
-    sweep,
-    values,
-)
+from tests.support.locations.forked_query import commit_in, forked, location, sweep, values
 from tests.support.locations.rewound_query import Query
 
 from statelog.checkpoint.batch_record import BatchRecord

@@ -31,12 +31,12 @@ def place(tmp_path) -> Path:
 
     They are larger than a claim, for which a small damaged entry would be taken.
     """
-    one = started(open_store(str(tmp_path / "job")), retained=2)
+    coordinator = started(open_store(str(tmp_path / "job")), retained=2)
     for checkpoint_id in (1, 2, 3):
-        log = log_in_file(one._store, ALL, [[(1, b"a")]], checkpoint_id)
+        log = log_in_file(coordinator._store, ALL, [[(1, b"a")]], checkpoint_id)
         large = {"text": os.urandom(CLAIM_BYTES_MAX).hex()}
-        run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log)], properties=large)
-    one.clean_up()
+        run_checkpoint(coordinator, checkpoint_id, [TaskStateSnapshot(ALL, log)], properties=large)
+    coordinator.clean_up()
     return tmp_path / "job"
 
 
@@ -64,9 +64,9 @@ def test_objects_that_nothing_needs_are_removed(call, place):
         put(place, "chk-9/exclusive"): "orphan",
     }
     kept = {put(place, "notes.txt"), put(place, "other/77x"), put(place, "notes#1")}
-    found = call.lines("verify", str(place), "--repair", "--min-age", "0s")
-    assert planted == {item["path"]: item["kind"] for item in found[:-1]}
-    assert {"would-delete"} == {item["action"] for item in found[:-1]}
+    lines = call.lines("verify", str(place), "--repair", "--min-age", "0s")
+    assert planted == {item["path"]: item["kind"] for item in lines[:-1]}
+    assert {"would-delete"} == {item["action"] for item in lines[:-1]}
     assert tree(place) == before | kept | planted.keys(), "a dry run changes nothing"
     text = call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
     assert "deleted staged dstl/half#1: a write that was killed left it" in text
@@ -82,20 +82,20 @@ def test_young_objects_are_kept(call, place):
     assert (0, 2) == (last["summary"]["repairs"], last["summary"]["too_young"])
     old = dt.datetime.now().timestamp() - 7200
     os.utime(place / "dstl" / "orphan", (old, old))
-    found = call.lines("verify", str(place), "--repair", "--apply")
-    assert [("dstl/orphan", "deleted")] == [(item["path"], item["action"]) for item in found[:-1]]
+    lines = call.lines("verify", str(place), "--repair", "--apply")
+    assert [("dstl/orphan", "deleted")] == [(item["path"], item["action"]) for item in lines[:-1]]
 
 
 def test_an_unfinished_clean_up_is_finished(call, place):
     """The owner died after a commit, before it deleted what the commit made unnecessary."""
     store = open_store(str(place))
-    one = started(store, "b", retained=1)
-    small_checkpoint(one, 5)
-    small_checkpoint(one, 6)
+    next_run = started(store, "b", retained=1)
+    small_checkpoint(next_run, 5)
+    small_checkpoint(next_run, 6)
     assert (place / "chk-2" / "_metadata").exists()
-    found = call.lines("verify", str(place), "--repair", "--min-age", "0s")
+    lines = call.lines("verify", str(place), "--repair", "--min-age", "0s")
     assert {"chk-2/_metadata", "chk-3/_metadata"} == {
-        item["path"] for item in found[:-1] if item["kind"] == "clean-up"
+        item["path"] for item in lines[:-1] if item["kind"] == "clean-up"
     }
     call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
     assert Entries(store).newest().checkpoint_id == 6
@@ -111,10 +111,10 @@ def test_claims_are_kept(call, place):
     claims = {"chk-0/_metadata", "chk-4/_metadata", "chk-6/_metadata"}
     needed = {"chk-5/_metadata", "chk-7/_metadata"}  # the log of 7 has changes inside of 5
     call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
-    assert claims | needed == {one for one in tree(place) if one.startswith("chk-")}
+    assert claims | needed == {path for path in tree(place) if path.startswith("chk-")}
     now = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
     collect_garbage(store, min_age=dt.timedelta(), apply=True, now=now)
-    assert claims | needed == {one for one in tree(place) if one.startswith("chk-")}
+    assert claims | needed == {path for path in tree(place) if path.startswith("chk-")}
 
 
 def damage(place: Path, name: str) -> None:
@@ -132,8 +132,8 @@ def test_a_damaged_newest_checkpoint_is_never_dropped(call, place):
     assert "checkpoint 3 is damaged" in text
     assert "--give-up-after 2" in text
     assert tree(place) == before - {"tmp/left-over"}, "what the log needs is unknown"
-    found = call.lines("verify", str(place), "--repair", "--min-age", "0s", status=1)
-    assert found[-1]["summary"]["usable_id"] == 2
+    lines = call.lines("verify", str(place), "--repair", "--min-age", "0s", status=1)
+    assert lines[-1]["summary"]["usable_id"] == 2
     plan = plan_repair(open_store(str(place)), min_age=dt.timedelta(), now=dt.datetime.now(dt.UTC))
     assert plan.repairs == ()
 
@@ -146,11 +146,11 @@ def test_giving_up_names_what_is_lost(call, place):
     assert "would give up checkpoint 3 (damaged" in text
     assert "All changes after checkpoint 2 would be lost" in text
     assert tree(place) == before
-    found = call.lines("verify", str(place), "--give-up-after", "2", "--apply")
+    lines = call.lines("verify", str(place), "--give-up-after", "2", "--apply")
     assert [(3, "damaged", "gave-up")] == [
-        (item["checkpoint_id"], item["state"], item["action"]) for item in found[:-1]
+        (item["checkpoint_id"], item["state"], item["action"]) for item in lines[:-1]
     ]
-    assert found[-1]["summary"] == {"dry_run": False, "kept": 2, "lost": 1, "committed_id": 5}
+    assert lines[-1]["summary"] == {"dry_run": False, "kept": 2, "lost": 1, "committed_id": 5}
     newest = Entries(store).newest()
     assert (5, 2) == (newest.checkpoint_id, newest.parent_id)
     assert [] == [finding for finding in verify_location(store) if finding.problem]
@@ -170,8 +170,8 @@ def test_giving_up_fences_a_run_that_is_active(call, place):
 
 
 def test_giving_up_keeps_what_may_be_a_claim(call, place):
-    one = started(open_store(str(place)), "b", retained=2)
-    small_checkpoint(one, 5)
+    next_run = started(open_store(str(place)), "b", retained=2)
+    small_checkpoint(next_run, 5)
     assert (place / "chk-5" / "_metadata").stat().st_size <= CLAIM_BYTES_MAX
     damage(place, "chk-5/_metadata")
     call("verify", str(place), "--give-up-after", "3", "--apply")

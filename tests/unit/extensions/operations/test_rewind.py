@@ -86,7 +86,7 @@ def test_a_rewind_to_a_batch_without_input_is_possible(tmp_path: Path) -> None:
     plan = plan_rewind(query.stored, query.state, 3)
     assert (2, True) == (plan.checkpoint_id, plan.changes_state)
     query.rewind(3)
-    assert [3, 1] == [max(query.stored.numbers(one)) for one in ("offsets", "sources/0")]
+    assert [3, 1] == [max(query.stored.numbers(folder)) for folder in ("offsets", "sources/0")]
     query.put("offsets/4", "\n".join(["v1", "{}", '{"logOffset":1}', '{"topic":{"0":9}}', "4"]))
     with pytest.raises(CheckpointError, match="sources were read in between") as raised:
         plan_rewind(query.stored, query.state, 4)

@@ -93,8 +93,8 @@ def test_columns_are_equal_where_their_python_values_are(seed: int) -> None:
 
 def test_what_equality_of_state_means() -> None:
     def same(one: Any, other: Any, kind: pa.DataType, second: pa.DataType | None = None) -> bool:
-        (found,) = equal_rows(pa.array([one], kind), pa.array([other], second or kind)).tolist()
-        return bool(found)
+        (is_same,) = equal_rows(pa.array([one], kind), pa.array([other], second or kind)).tolist()
+        return bool(is_same)
 
     struct = pa.struct([("a", pa.int64()), ("b", pa.float64())])
     assert same({"a": 1, "b": None}, {"a": 1}, struct, pa.struct([("a", pa.int64())]))
@@ -140,8 +140,8 @@ def reference(
             else [None] * table.num_rows
             for name in names
         ]
-        found = dict(zip(keys, zip(*states, strict=True), strict=True))
-        return {key: one for key, one in found.items() if any(cell is not None for cell in one)}
+        by_key = dict(zip(keys, zip(*states, strict=True), strict=True))
+        return {key: one for key, one in by_key.items() if any(cell is not None for cell in one)}
 
     olds, news = cells(before), cells(after)
     rows = []
@@ -161,7 +161,7 @@ def test_differences_are_those_of_a_comparison_of_dictionaries(seed: int) -> Non
     history.run(8)
     state = LocationState(history.store)
     retained = list(history.expected)[-4:]
-    found = 0
+    count = 0
     for one, other in ((0, 1), (1, 0), (0, 3), (3, 2), (2, 2)):
         readers = state.reader(retained[one]), state.reader(retained[other])
         times = [as_of_ms(reader.checkpoint) for reader in readers]
@@ -182,5 +182,5 @@ def test_differences_are_those_of_a_comparison_of_dictionaries(seed: int) -> Non
             old, new = cells[: len(names)], cells[len(names) :]
             got.append((row["change"], key, comparable(old), comparable(new)))
         assert wanted == sorted(got, key=repr)
-        found += len(got)
-    assert found > 20
+        count += len(got)
+    assert count > 20

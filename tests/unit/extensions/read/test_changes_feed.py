@@ -5,15 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.locations.histories import (
-    GROUPS,
-    NAMES,
-    TTL_MS,
-    History,
-    Tiny,
-    group_of,
-    key_of,
-)
+from tests.support.locations.histories import GROUPS, NAMES, TTL_MS, History, Tiny, group_of, key_of
 
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError, UsageError
@@ -48,7 +40,9 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     elif request.param == "by comparison":
         odd = changes.is_logged
         monkeypatch.setattr(
-            changes, "is_logged", lambda one, part: one.checkpoint_id % 2 == 1 and odd(one, part)
+            changes,
+            "is_logged",
+            lambda checkpoint, part: checkpoint.checkpoint_id % 2 and odd(checkpoint, part),
         )
     elif request.param == "in columns":
         monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
@@ -57,13 +51,13 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 def state_of(last: StateReader, history: History, checkpoint_id: int) -> Cells:
     """Return a state with what has expired, in the schema of *last*."""
     checkpoint = find_checkpoint(history.store, checkpoint_id)
-    found: Cells = {}
+    by_key: Cells = {}
     for batch in last.of(checkpoint).keys(include_expired=True):
         for row in batch.to_pylist():
             key = tuple(value for name, value in row.items() if name.startswith("key"))
-            cells = {name: one for name, one in row.items() if not name.startswith("key")}
-            found[key] = cells
-    return found
+            cells = {name: cell for name, cell in row.items() if not name.startswith("key")}
+            by_key[key] = cells
+    return by_key
 
 
 def live(cell: Any, now_ms: int) -> Any:
@@ -80,18 +74,18 @@ def live(cell: Any, now_ms: int) -> Any:
         return expires_at_ms is None or expires_at_ms > now_ms
 
     if isinstance(cell, list):
-        return [one for one in cell if is_live(one)] or None
+        return [value for value in cell if is_live(value)] or None
     return cell if cell is not None and is_live(cell) else None
 
 
 def shown(cells: Cells, now_ms: int) -> Any:
     """Return the state that is there at a time, in a comparable form."""
-    found = {}
+    by_key = {}
     for key, variables in cells.items():
         some = {name: live(cell, now_ms) for name, cell in variables.items()}
         if any(value is not None for value in some.values()):
-            found[key] = comparable(some)
-    return found
+            by_key[key] = comparable(some)
+    return by_key
 
 
 def applied(state: Cells, batches: list[pa.RecordBatch], history: History) -> list[str]:
@@ -190,7 +184,8 @@ def test_inserts_updates_deletes_and_what_expires() -> None:
     history.steps({}, {1: 10, 2: 20}, {1: 11}, {1: 11, 2: None}, {2: None, 3: 30})
     first_ms = history.taken_at_ms[2]
     entries = [
-        {"a": one, "expires_at_ms": first_ms + TTL_MS + at} for at, one in enumerate((10, 11, 11))
+        {"a": change, "expires_at_ms": first_ms + TTL_MS + at}
+        for at, change in enumerate((10, 11, 11))
     ]
     location = LocationState(history.store)
     whole = pa.Table.from_batches(location.feed(1))
@@ -199,13 +194,13 @@ def test_inserts_updates_deletes_and_what_expires() -> None:
         ("update", 3, *entries[:2]),
         ("update", 4, *entries[1:]),  # it lives longer
     ]
-    assert [one[:2] for one in of_key(whole, 2)] == [("insert", 2), ("delete", 4)]
-    assert [one[:2] for one in of_key(whole, 3)] == [("insert", 5)]
+    assert [change[:2] for change in of_key(whole, 2)] == [("insert", 2), ("delete", 4)]
+    assert [change[:2] for change in of_key(whole, 3)] == [("insert", 5)]
     # What expired is not there before the next change, and that it expires is no change.
     history.now_ms += 2 * TTL_MS
     history.steps({}, {1: 12}, {3: None})
     expired = pa.Table.from_batches(LocationState(history.store).feed(5))
-    assert [one[:3] for one in of_key(expired, 1)] == [("insert", 7, None)]
+    assert [change[:3] for change in of_key(expired, 1)] == [("insert", 7, None)]
     assert of_key(expired, 3) == []
     assert whole.schema == expired.schema
 
@@ -222,9 +217,9 @@ def test_a_feed_of_one_variable_and_of_some_key_groups() -> None:
         sides = [f"before.{name}", f"after.{name}"]
         wanted = whole.select(["checkpoint_id", "key.k", *sides]).to_pylist()
         kept = {
-            (one["checkpoint_id"], one["key.k"]): comparable([one[side] for side in sides])
-            for one in wanted
-            if comparable(one[sides[0]]) != comparable(one[sides[1]])
+            (change["checkpoint_id"], change["key.k"]): comparable([change[side] for side in sides])
+            for change in wanted
+            if comparable(change[sides[0]]) != comparable(change[sides[1]])
         }
         assert kept == {
             (row["checkpoint_id"], row["key.k"]): comparable([row[side] for side in sides])
@@ -252,7 +247,7 @@ def test_without_a_beginning_a_feed_is_the_whole_state() -> None:
         assert (row["change"], row["checkpoint_id"]) == ("insert", history.checkpoint_id)
         assert not any(cell for name, cell in row.items() if name.startswith("before."))
         key = tuple(value for name, value in row.items() if name.startswith("key"))
-        state[key] = {name[6:]: one for name, one in row.items() if name.startswith("after.")}
+        state[key] = {name[6:]: cell for name, cell in row.items() if name.startswith("after.")}
     now_ms = history.last_ms
     assert shown(state, now_ms) == shown(state_of(last, history, history.checkpoint_id), now_ms)
     assert len(rows) == len(state) > 5
@@ -263,14 +258,20 @@ def test_a_checkpoint_whose_snapshot_took_the_place_of_its_log_is_found() -> Non
     history.run(9)
     hidden = 0
     for checkpoint_id in list(history.expected)[-9:]:
-        found = find_checkpoint(history.store, checkpoint_id)
-        own = [handle for handle in found.log if handle.checkpoint_id == checkpoint_id]
+        checkpoint = find_checkpoint(history.store, checkpoint_id)
+        own = [handle for handle in checkpoint.log if handle.checkpoint_id == checkpoint_id]
         covering = [
-            snapshot for snapshot in found.materialized if snapshot.checkpoint_id == checkpoint_id
+            snapshot
+            for snapshot in checkpoint.materialized
+            if snapshot.checkpoint_id == checkpoint_id
         ]
-        assert changes.is_logged(found, KeyGroupRange(0, GROUPS - 1)), "the log has all changes"
+        assert changes.is_logged(checkpoint, KeyGroupRange(0, GROUPS - 1)), (
+            "the log has all changes"
+        )
         # As an earlier statelog wrote it: without the log that its snapshot covers.
-        old = replace(found, log=tuple(handle for handle in found.log if handle not in own))
+        old = replace(
+            checkpoint, log=tuple(handle for handle in checkpoint.log if handle not in own)
+        )
         for snapshot in covering:
             assert not changes.is_logged(old, snapshot.key_group_range)
             hidden += 1

@@ -52,12 +52,12 @@ def test_every_checkpoint_of_a_random_run_is_that_of_the_model(call, tmp_path, s
     history.run(7)
     compared = 0
     for checkpoint_id in list(history.expected)[-3:]:
-        found = call.lines("read", str(tmp_path), "--checkpoint", str(checkpoint_id))
+        rows = call.lines("read", str(tmp_path), "--checkpoint", str(checkpoint_id))
         model, now_ms = history.expected[checkpoint_id], history.taken_at_ms[checkpoint_id]
         for state in model.schema.states:
             if state.dropped:
                 continue
-            mine = [row for row in found if row["variable"] == state.name]
+            mine = [row for row in rows if row["variable"] == state.name]
             table = pa.Table.from_pylist(mine)
             expected = model.rows(state.name, now_ms)
             assert expected == (rows_of(table) if mine else {})
@@ -68,9 +68,9 @@ def test_every_checkpoint_of_a_random_run_is_that_of_the_model(call, tmp_path, s
 def test_a_variable_of_an_older_checkpoint_is_read(call, stored):
     older = stored.history.checkpoint_id - 1
     rows = stored.history.expected[older].rows("$timers", None)
-    found = call.lines("read", stored.location, "$timers", "--checkpoint", str(older))
+    timers = call.lines("read", stored.location, "$timers", "--checkpoint", str(older))
     assert {(key, row[0]) for key, some in rows.items() for row in some} == {
-        (row["key.k"], row["fires_at_ms"]) for row in found
+        (row["key.k"], row["fires_at_ms"]) for row in timers
     }
     assert len(call.lines("read", stored.location, "$timers", "--limit", "2")) == 2
 
@@ -96,10 +96,10 @@ def test_text_cannot_control_the_terminal(capsys):
 def test_one_key_is_read(call, stored):
     for name in ("total", "counts"):
         wanted = stored.history.model.rows(name, stored.history.last_ms)[stored.number]
-        found = call.lines("get", stored.location, name, *key_texts(stored.number))
+        rows = call.lines("get", stored.location, name, *key_texts(stored.number))
         assert [row[1] for row in wanted] == [
-            {part.removeprefix("value."): one for part, one in row.items() if "value." in part}
-            for row in found
+            {part.removeprefix("value."): value for part, value in row.items() if "value." in part}
+            for row in rows
         ]
     text = call("get", stored.location, "total", *key_texts(stored.number))
     assert key_of(stored.number)[1] in text
@@ -107,12 +107,12 @@ def test_one_key_is_read(call, stored):
 
 def test_all_variables_of_a_key_are_read(call, stored):
     key, model = key_texts(stored.number), stored.history.model
-    found = call.lines("get", stored.location, *key)
+    variables = call.lines("get", stored.location, *key)
     variables = [variable.name for variable in model.schema.states if not variable.dropped]
     rows = {name: model.rows(name, stored.history.last_ms) for name in variables}
     counts = {name: len(rows[name].get(stored.number, ())) for name in variables}
     assert {name: count for name, count in counts.items() if count} == Counter(
-        row["variable"] for row in found
+        row["variable"] for row in variables
     )
     with sl.open(stored.location) as state:
         values = state.get(key=key_of(stored.number))
@@ -129,9 +129,9 @@ def test_a_null_in_a_key_is_named(call, stored):
     number = next(each for each in rows if key_of(each)[1] is None)
     for words in (["total"], []):
         key = [*words, str(number), r"\N"]
-        found = call.lines("get", stored.location, *key)
-        assert number in [row["key.k"] for row in found]
-        assert {None} == {row["key.name"] for row in found}
+        lines = call.lines("get", stored.location, *key)
+        assert number in [row["key.k"] for row in lines]
+        assert {None} == {row["key.name"] for row in lines}
         assert call.lines("get", "--history", stored.location, *key)[-1]["state"]
     for name in ("null", r"\\N", r"\\\N"):
         assert "no such key" in call("get", stored.location, str(number), name, status=1)
@@ -174,11 +174,11 @@ def test_a_history_with_a_gap_says_so(call, stored, tmp_path):
 
 
 def test_the_history_of_a_key_is_printed(call, stored):
-    found = call.lines("get", "--history", stored.location, "counts", *key_texts(stored.number))
+    rows = call.lines("get", "--history", stored.location, "counts", *key_texts(stored.number))
     ids = list(stored.history.expected)[-3:]
-    assert ids == [row["checkpoint_id"] for row in found]
+    assert ids == [row["checkpoint_id"] for row in rows]
     wanted = stored.history.model.rows("counts", stored.history.last_ms)[stored.number]
-    assert [[place, value] for place, value, _ in wanted] == found[-1]["state"]
+    assert [[place, value] for place, value, _ in wanted] == rows[-1]["state"]
     text = call("get", "--history", stored.location, "counts", *key_texts(stored.number))
     assert "as of (UTC)" in text
     assert "3 rows" in text
@@ -209,18 +209,18 @@ def test_the_difference_of_several_variables_is_a_table_for_each(call, stored):
 
 def test_the_difference_of_two_checkpoints_is_printed(call, stored):
     older, newer = (str(number) for number in list(stored.history.expected)[-2:])
-    found = call.lines("diff", stored.location, older, newer, "--variable", "$timers")
+    rows = call.lines("diff", stored.location, older, newer, "--variable", "$timers")
     olds = stored.history.expected[int(older)].rows("$timers", None)
     news = stored.history.expected[int(newer)].rows("$timers", None)
     wanted = {key: (olds.get(key), news.get(key)) for key in {**olds, **news}}
     assert {key for key, (old, new) in wanted.items() if old != new} == {
-        row["key.k"] for row in found
+        row["key.k"] for row in rows
     }
-    for row in found:
+    for row in rows:
         old, new = wanted[row["key.k"]]
         kind = "insert" if old is None else "delete" if new is None else "update"
         assert row["change"] == kind
-    assert found, "a history in which something changes"
+    assert rows, "a history in which something changes"
     text = call("diff", stored.location, older, newer)
     assert "change" in text
     retained = "the location retains 3 checkpoints (setting retainedCheckpoints)"

@@ -36,16 +36,19 @@ NAMES = ("total", "recent", "counts", "$timers")
 
 def test_all_variables_become_one_file_each(call, stored, tmp_path):
     out = tmp_path / "öut put"
-    found = call.lines("read", stored.location, "--to", str(out))
-    assert set(NAMES) == {item["variable"] for item in found}
-    for one in found:
-        table = pq.read_table(one["path"])
-        rows = stored.history.model.rows(one["variable"], stored.history.last_ms)
+    files = call.lines("read", stored.location, "--to", str(out))
+    assert set(NAMES) == {item["variable"] for item in files}
+    for file in files:
+        table = pq.read_table(file["path"])
+        rows = stored.history.model.rows(file["variable"], stored.history.last_ms)
         assert rows == rows_of(table)
-        assert (table.num_rows, stored.history.checkpoint_id) == (one["rows"], one["checkpoint_id"])
-        assert Path(one["path"]).stat().st_size == one["size_bytes"]
+        assert (table.num_rows, stored.history.checkpoint_id) == (
+            file["rows"],
+            file["checkpoint_id"],
+        )
+        assert Path(file["path"]).stat().st_size == file["size_bytes"]
         facts = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
-        assert facts["statelog.variable"] == one["variable"]
+        assert facts["statelog.variable"] == file["variable"]
         assert facts["statelog.checkpoint"] == str(stored.history.checkpoint_id)
     assert {f"{name}.parquet" for name in NAMES} == {path.name for path in out.iterdir()}
 
@@ -98,15 +101,17 @@ def test_a_failed_export_leaves_nothing(call, stored, tmp_path, monkeypatch):
 
 def test_wrong_exports_say_what_is_right(call, stored, tmp_path):
     location = stored.location
-    one = str(tmp_path / "all.parquet")
-    assert "give a folder" in call("read", location, "--to", one, status=2)
-    assert "it has 'total'" in call("read", location, "--to", one, "nope", status=2)
+    target = str(tmp_path / "all.parquet")
+    assert "give a folder" in call("read", location, "--to", target, status=2)
+    assert "it has 'total'" in call("read", location, "--to", target, "nope", status=2)
     (tmp_path / "file").write_text("")
     assert "is not a folder" in call("read", location, "--to", str(tmp_path / "file"), status=2)
-    assert "does not exist" in call("read", location, "--to", one, "--checkpoint", "99", status=1)
-    assert "is not a state location" in call("read", str(tmp_path), "--to", one, status=2)
+    assert "does not exist" in call(
+        "read", location, "--to", target, "--checkpoint", "99", status=1
+    )
+    assert "is not a state location" in call("read", str(tmp_path), "--to", target, status=2)
     started(open_store(str(tmp_path / "new")))
-    assert "has no checkpoint" in call("read", str(tmp_path / "new"), "--to", one, status=1)
+    assert "has no checkpoint" in call("read", str(tmp_path / "new"), "--to", target, status=1)
 
 
 def test_a_larger_state_is_exported_in_portions(call, stored, tmp_path, monkeypatch):
@@ -125,8 +130,8 @@ def test_a_larger_state_is_exported_in_portions(call, stored, tmp_path, monkeypa
 
 def test_sql_is_answered(call, stored):
     totals = stored.history.model.rows("total", stored.history.last_ms)
-    found = call.lines("sql", stored.location, "select count(*) as n from total")
-    assert found == [{"n": len(totals)}]
+    answer = call.lines("sql", stored.location, "select count(*) as n from total")
+    assert answer == [{"n": len(totals)}]
     number = next(iter(totals))
     statement = f'select "key.name" as name from total where "key.k" = {number}'
     assert call.lines("sql", stored.location, statement) == [{"name": key_of(number)[1]}]
@@ -135,8 +140,8 @@ def test_sql_is_answered(call, stored):
     older = stored.history.checkpoint_id - 1
     count = sum(map(len, stored.history.expected[older].rows("$timers", None).values()))
     statement = "select count(*) n from timers"
-    found = call.lines("sql", stored.location, statement, "--checkpoint", str(older))
-    assert found == [{"n": count}]
+    answer = call.lines("sql", stored.location, statement, "--checkpoint", str(older))
+    assert answer == [{"n": count}]
 
 
 def test_wrong_sql_is_a_wrong_call(call, stored, monkeypatch):
@@ -171,5 +176,5 @@ def test_sql_reaches_nothing_outside_of_the_location(call, stored, tmp_path, sta
 def test_sql_reads_and_writes_files_where_that_is_allowed(call, stored, tmp_path):
     statement = f"copy (select count(*) from total) to '{tmp_path}/out.csv'"
     call("sql", stored.location, statement, "--allow-files")
-    found = call.lines("sql", stored.location, f"from '{tmp_path}/out.csv'", "--allow-files")
-    assert 1 == len(found)
+    answer = call.lines("sql", stored.location, f"from '{tmp_path}/out.csv'", "--allow-files")
+    assert 1 == len(answer)

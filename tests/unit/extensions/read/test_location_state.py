@@ -228,8 +228,8 @@ def test_special_numbers_are_found(value: float | None) -> None:
     schema = pa.schema([("x", pa.float64())])
     column = pa.array([1.5, math.nan, 0.0, None], pa.float64())
     batch = pa.RecordBatch.from_arrays([column], names=["key.x"])
-    (found,) = StateKey(value, schema).select(batch).column(0).to_pylist()
-    assert repr(found) == repr(value).replace("-0.0", "0.0")
+    (selected,) = StateKey(value, schema).select(batch).column(0).to_pylist()
+    assert repr(selected) == repr(value).replace("-0.0", "0.0")
 
 
 def test_a_type_that_only_spark_hashes_is_refused_and_says_so() -> None:
@@ -256,17 +256,17 @@ def stored(tmp_path: Path) -> tuple[Path, History]:
 def test_a_location_is_opened_and_closed(stored: tuple[Path, History]) -> None:
     folder, history = stored
     with sl.open(folder) as state:
-        found = state.checkpoints()[-1]
-        assert (found.checkpoint_id, found.batch_id) == (history.checkpoint_id, 0)
-        assert found.created_at is not None
-        assert found.created_at.timestamp() * 1000 == found.created_at_ms
+        last = state.checkpoints()[-1]
+        assert (last.checkpoint_id, last.batch_id) == (history.checkpoint_id, 0)
+        assert last.created_at is not None
+        assert last.created_at.timestamp() * 1000 == last.created_at_ms
         newest = rows_of(state.table("total"))
         assert history.model.rows("total", history.last_ms) == newest
         history.micro_batch()
         assert state.reader().checkpoint_id == history.checkpoint_id
         number = next(iter(history.model.timers))
-        one = state.table(TIMERS_NAME, key=list(key_of(number)))
-        assert {number} >= set(rows_of(one))
+        of_key = state.table(TIMERS_NAME, key=list(key_of(number)))
+        assert {number} >= set(rows_of(of_key))
     state.close()
     for question in (state.checkpoints, state.variables, lambda: state.get("total", key_of(1))):
         with pytest.raises(ClosedError, match="open it again"):
@@ -313,11 +313,11 @@ def test_a_history_passes_over_a_checkpoint_that_is_deleted_meanwhile(
     folder, history = stored
     state = sl.open(folder)
     listed = state.checkpoints()
-    ids = [one.checkpoint_id for one in listed if one.is_retained]
+    ids = [checkpoint.checkpoint_id for checkpoint in listed if checkpoint.is_retained]
     history.micro_batch()
     monkeypatch.setattr(location, "list_checkpoints", lambda *_: listed)
-    found = [version.checkpoint_id for version in state.history(TIMERS_NAME, key_of(1))]
-    assert ids[1:] == found
+    seen = [version.checkpoint_id for version in state.history(TIMERS_NAME, key_of(1))]
+    assert ids[1:] == seen
 
 
 def test_few_readers_are_kept_open(stored: tuple[Path, History]) -> None:

@@ -68,7 +68,7 @@ def check(
     model = history.expected[replica.checkpoint]
     now_ms = now_ms or history.taken_at_ms[replica.checkpoint]
     assert live_names(model) == [variable.name for variable in replica.variables()]
-    found = 0
+    count = 0
     numbers = [each for each in range(KEYS) if groups is None or group_of(each) in groups]
     versions = replica.get_all(
         live_names(model), [key_of(number) for number in [*numbers, *numbers[:2]]]
@@ -85,11 +85,11 @@ def check(
         for number, version in zip([*numbers, *numbers[:2]], versions, strict=True):
             wanted = as_python(name, rows.get(number, []))
             assert wanted == version.value[name] == replica.get(name, key_of(number))
-            found += bool(wanted)
+            count += bool(wanted)
         if name == "$timers" and replica.checkpoint % 4 == 0:
             (answer,) = replica.sql("select count(*) as n from timers").to_pylist()
             assert sum(map(len, held.values())) == answer["n"]
-    return found
+    return count
 
 
 class FlakyStore:
@@ -131,7 +131,7 @@ def test_a_replica_holds_the_model_of_each_checkpoint(seed: int) -> None:
     history = History(f"replica {seed}", FaultyStore(), retained=3)
     history.run(2)
     replica = LocationState(history.store).follow(interval_s=None)
-    found = check(replica, history)
+    count = check(replica, history)
     for _ in range(14):
         for _ in range(rng.choice([1, 1, 1, 2, 5])):
             if rng.random() < 0.2:
@@ -143,8 +143,8 @@ def test_a_replica_holds_the_model_of_each_checkpoint(seed: int) -> None:
                 history.rewind(rng.choice(retained))
             history.run(1)
         assert history.checkpoint_id == replica.refresh() == replica.checkpoint
-        found += check(replica, history)
-    assert found > 50
+        count += check(replica, history)
+    assert count > 50
     replica.close()
 
 

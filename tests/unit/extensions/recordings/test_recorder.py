@@ -137,7 +137,7 @@ def test_a_changed_processor_differs_in_what_it_changes(tmp_path: Path) -> None:
 
 def test_the_sample_is_the_same_at_every_parallelism(tmp_path: Path) -> None:
     rows = [(f"key {number}", "add", number) for number in range(3000)]
-    found = []
+    samples = []
     for tasks in (1, 2, 5):
         folder = tmp_path / str(tasks)
         job = RecordedJob(
@@ -145,11 +145,11 @@ def test_the_sample_is_the_same_at_every_parallelism(tmp_path: Path) -> None:
             record_bytes=1 << 24,
         )  # fmt: skip
         job.run(rows)
-        found.append(sorted(recorded_keys(job)))
-    assert found[0] == found[1] == found[2]
-    assert 200 < len(found[0]) < 400
-    groups = {step[0] for step in found[0]}
-    assert len(groups) == len(found[0])
+        samples.append(sorted(recorded_keys(job)))
+    assert samples[0] == samples[1] == samples[2]
+    assert 200 < len(samples[0]) < 400
+    groups = {step[0] for step in samples[0]}
+    assert len(groups) == len(samples[0])
 
 
 def test_timers_alone_are_recorded_too(tmp_path: Path) -> None:
@@ -372,8 +372,8 @@ def test_a_large_recording_is_a_file_of_its_task(tmp_path: Path) -> None:
         for ack in acks
         for added in added_by(ack, "recordings")
     )
-    found = list_recordings(job.store)
-    assert (2, 50) == (len(found), sum(item.keys for item in found))
+    recordings = list_recordings(job.store)
+    assert (2, 50) == (len(recordings), sum(item.keys for item in recordings))
     assert [] == differences(replay(str(tmp_path), "k3", processor=Steps()))
 
 

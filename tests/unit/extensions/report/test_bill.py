@@ -39,7 +39,7 @@ def test_stated_prices_replace_those_of_the_list() -> None:
 
 
 def test_each_list_names_its_source_and_its_day() -> None:
-    for name, one in PRICES.items():
-        assert name == one.name
-        assert one.source and one.noted_on >= "2026-11-22"
-        assert 0 < one.gets_per_1000 < one.puts_per_1000 < one.gb_month
+    for name, prices in PRICES.items():
+        assert name == prices.name
+        assert prices.source and prices.noted_on >= "2026-11-22"
+        assert 0 < prices.gets_per_1000 < prices.puts_per_1000 < prices.gb_month

@@ -83,12 +83,12 @@ def test_older_checkpoints_are_known_by_their_changes(figures: Figures) -> None:
 
 
 def test_objects_are_counted_by_folder(folder: Path, figures: Figures) -> None:
-    found = {kind.kind: (kind.objects, kind.size_bytes) for kind in figures.stored}
+    sizes = {kind.kind: (kind.objects, kind.size_bytes) for kind in figures.stored}
     assert {
         "commits": (3, size_of(folder, "chk-*/*")),
         "log": (4, size_of(folder, "dstl/*")),
         "snapshots": (1, len(SNAPSHOT)),
-    } == found
+    } == sizes
 
 
 def test_a_restart_counts_the_objects_of_each_task(folder: Path, figures: Figures) -> None:
@@ -120,17 +120,17 @@ def test_the_time_of_a_restart_follows_from_the_speeds(folder: Path) -> None:
 @pytest.mark.parametrize("retained", [1, 2, 7])
 def test_the_driver_makes_the_requests_that_a_restart_counts(retained: int) -> None:
     store = DictStore()
-    one = started(store, retained=retained)
+    run = started(store, retained=retained)
     for batch_id in range(9):
         properties = record(batch_id).to_properties()
-        small_checkpoint(one, one.next_checkpoint_id, properties=properties)
-        one.clean_up()
-    newest = one.latest
+        small_checkpoint(run, run.next_checkpoint_id, properties=properties)
+        run.clean_up()
+    newest = run.latest
     assert isinstance(newest, CompletedCheckpoint)
     store.requests = Counter()
-    heir = coordinator(store, "b", retained=retained)
-    heir.claim()
-    heir.restore()
+    next_run = coordinator(store, "b", retained=retained)
+    next_run.claim()
+    next_run.restore()
     counted = restart_of(newest, {}, tasks=1, operators=1, speeds=Speeds()).driver_requests
     made = sum(store.requests.values())
     assert abs(made - counted) <= 2, (dict(store.requests), counted)
@@ -138,20 +138,20 @@ def test_the_driver_makes_the_requests_that_a_restart_counts(retained: int) -> N
 
 def test_a_micro_batch_makes_the_requests_that_the_bill_counts() -> None:
     store = DictStore()
-    one = started(store, retained=3)
+    run = started(store, retained=3)
     batches = 2 * BATCH_COMMITS
     for number in range(3 * BATCH_COMMITS + 1):
         if number == BATCH_COMMITS + 1:  # from now on each batch has something to delete
             store.requests = Counter()
-        checkpoint_id = one.next_checkpoint_id
+        checkpoint_id = run.next_checkpoint_id
         log = log_in_file(store, ALL, [[(1, b"x")]], checkpoint_id)
         path = f"taskowned/{checkpoint_id}"
         store.put(path, SNAPSHOT)
         handle = FileStateHandle(path, len(SNAPSHOT), checksum([SNAPSHOT]))
         snapshot = MaterializedHandle(ALL, checkpoint_id, handle)
-        run_checkpoint(one, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
+        run_checkpoint(run, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
         if number % BATCH_COMMITS == 0:
-            one.clean_up()
+            run.clean_up()
     assert {
         "put": 2 * batches,  # the log file and the snapshot of the test
         "put_if_absent": batches,
@@ -170,9 +170,9 @@ def test_the_bill_has_the_puts_of_the_micro_batches(figures: Figures) -> None:
 
 def test_the_figures_are_json(figures: Figures) -> None:
     text = msgspec.json.encode(figures.to_json())
-    found = json.loads(text)
-    assert 4 == found["newest_id"]
-    assert [3, 4] == [item["checkpoint_id"] for item in found["checkpoints"]]
+    figures_read = json.loads(text)
+    assert 4 == figures_read["newest_id"]
+    assert [3, 4] == [item["checkpoint_id"] for item in figures_read["checkpoints"]]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -251,11 +251,11 @@ def test_a_claimed_location_without_checkpoint_has_no_figures(tmp_path: Path) ->
 
 def test_checkpoints_that_no_query_made_have_sizes_only(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    one = started(store)
-    small_checkpoint(one, one.next_checkpoint_id, properties={"mine": 1})
+    run = started(store)
+    small_checkpoint(run, run.next_checkpoint_id, properties={"mine": 1})
     figures = collect(store, str(tmp_path), ReportPlan())
-    (found,) = figures.checkpoints
-    assert (None, None, 1) == (found.figures, found.state_entries, found.objects)
+    (checkpoint,) = figures.checkpoints
+    assert (None, None, 1) == (checkpoint.figures, checkpoint.state_entries, checkpoint.objects)
     assert ((), "") == (figures.skew, figures.skew_problem)
     assert figures.restart is not None and 1 == figures.restart.tasks
 

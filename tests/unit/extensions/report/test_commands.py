@@ -19,18 +19,18 @@ def test_a_page_is_written(call, tmp_path: Path) -> None:
 def test_figures_are_printed_as_json_and_no_page_is_written(call, tmp_path: Path) -> None:
     small_job(tmp_path / "job")
     output = tmp_path / "out.html"
-    found = call.lines("report", str(tmp_path / "job"), "-o", str(output), "--latency", "7")[0]
+    printed = call.lines("report", str(tmp_path / "job"), "-o", str(output), "--latency", "7")[0]
     assert not output.exists()
-    assert (4, 7.0) == (found["newest_id"], found["restart"]["speeds"]["latency_ms"])
-    assert "s3" == found["bill"]["prices"]["name"]
+    assert (4, 7.0) == (printed["newest_id"], printed["restart"]["speeds"]["latency_ms"])
+    assert "s3" == printed["bill"]["prices"]["name"]
 
 
 def test_prices_are_chosen_and_changed(call, tmp_path: Path) -> None:
     small_job(tmp_path / "job")
-    found = call.lines("report", str(tmp_path / "job"), "--prices", "gcs", "--put-price", "2")[0][
+    printed = call.lines("report", str(tmp_path / "job"), "--prices", "gcs", "--put-price", "2")[0][
         "bill"
     ]["prices"]
-    assert ("gcs", 2.0, 0.02) == (found["name"], found["puts_per_1000"], found["gb_month"])
+    assert ("gcs", 2.0, 0.02) == (printed["name"], printed["puts_per_1000"], printed["gb_month"])
     said = call("report", str(tmp_path / "job"), "--prices", "other", status=2)
     assert "--prices must be one of s3, s3-express, gcs, azure" in said
 

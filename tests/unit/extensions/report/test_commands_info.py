@@ -31,11 +31,11 @@ def test_json_has_the_same_facts(call, tmp_path: Path) -> None:
     small_job(tmp_path / "job")
     store = open_store(str(tmp_path / "job"))
     put_tag(store, Tag(kind=TagKind.TAG, name="kept", checkpoint_id=4), clock_ms=lambda: 0)
-    found = call.lines("info", str(tmp_path / "job"))[0]
-    assert ("the state of a query", 4) == (found["kind"], found["newest"])
-    assert ["tag kept: checkpoint 4"] == found["pins"]
-    assert "" == found["claimed"]
-    assert "attention" in {finding["level"] for finding in found["findings"]}
+    printed = call.lines("info", str(tmp_path / "job"))[0]
+    assert ("the state of a query", 4) == (printed["kind"], printed["newest"])
+    assert ["tag kept: checkpoint 4"] == printed["pins"]
+    assert "" == printed["claimed"]
+    assert "attention" in {finding["level"] for finding in printed["findings"]}
 
 
 def test_operators_and_variables_are_named(call, tmp_path: Path) -> None:

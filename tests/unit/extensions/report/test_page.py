@@ -155,12 +155,12 @@ def test_a_number_that_json_does_not_have_is_not_known() -> None:
 def themes() -> dict[str, dict[str, tuple[float, float, float]]]:
     """Return the colours of the style sheet by theme and name, each from 0 to 1."""
     css = page(EMPTY).partition("<style>")[2]
-    found: dict[str, dict[str, object]] = {"light": {}, "dark": {}}
+    colours: dict[str, dict[str, object]] = {"light": {}, "dark": {}}
     pairs = re.findall(r"--([\w-]+): light-dark\(#(\w{6}), #(\w{6})\);", css)
     for name, *values in pairs:
-        for theme, value in zip(found, values, strict=True):
-            found[theme][name] = tuple(int(value[at : at + 2], 16) / 255 for at in (0, 2, 4))
-    return found  # type: ignore[return-value]
+        for theme, value in zip(colours, values, strict=True):
+            colours[theme][name] = tuple(int(value[at : at + 2], 16) / 255 for at in (0, 2, 4))
+    return colours  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -188,7 +188,7 @@ BLINDNESS = {
 
 def lab(colour: tuple[float, float, float], sight: str) -> tuple[float, float, float]:
     """Return a colour as seen, in CIELAB."""
-    rgb = [linear(one) for one in colour]
+    rgb = [linear(part) for part in colour]
     seen = [
         min(max(sum(a * b for a, b in zip(row, rgb, strict=True)), 0.0), 1.0)
         for row in BLINDNESS[sight]
@@ -197,7 +197,9 @@ def lab(colour: tuple[float, float, float], sight: str) -> tuple[float, float, f
     x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505
     y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089
-    fx, fy, fz = (one ** (1 / 3) if one > 0.008856 else 7.787 * one + 16 / 116 for one in (x, y, z))
+    fx, fy, fz = (
+        part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in (x, y, z)
+    )
     return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
 
 
@@ -205,7 +207,7 @@ def lab(colour: tuple[float, float, float], sight: str) -> tuple[float, float, f
 @pytest.mark.parametrize("sight", sorted(BLINDNESS))
 def test_colour_blind_people_can_tell_the_series_apart(theme: str, sight: str) -> None:
     colours = themes()[theme]
-    for one, other in combinations(["tone-1", "tone-2", "tone-3", "tone-4", "tone-5"], 2):
-        pair = lab(colours[one], sight), lab(colours[other], sight)
+    for tone, other in combinations(["tone-1", "tone-2", "tone-3", "tone-4", "tone-5"], 2):
+        pair = lab(colours[tone], sight), lab(colours[other], sight)
         distance = sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) ** 0.5
-        assert distance >= 18, (one, other, round(distance, 1))
+        assert distance >= 18, (tone, other, round(distance, 1))

@@ -54,10 +54,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     for switch in (*SWITCHES, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(switch)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    one = webdriver.Chrome(options=options, service=Service(DRIVER))
-    one.set_page_load_timeout(60)
-    yield one
-    one.quit()
+    chrome = webdriver.Chrome(options=options, service=Service(DRIVER))
+    chrome.set_page_load_timeout(60)
+    yield chrome
+    chrome.quit()
 
 
 class Browser:
@@ -99,12 +99,13 @@ class Browser:
 
     def requests(self) -> list[str]:
         messages = [
-            json.loads(one["message"])["message"] for one in self.driver.get_log("performance")
+            json.loads(message["message"])["message"]
+            for message in self.driver.get_log("performance")
         ]
         return [
-            one["params"]["request"]["url"]
-            for one in messages
-            if one["method"] == "Network.requestWillBeSent"
+            message["params"]["request"]["url"]
+            for message in messages
+            if message["method"] == "Network.requestWillBeSent"
         ]
 
 
@@ -143,11 +144,11 @@ def test_the_page_logs_nothing_and_requests_nothing(browser: Browser) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_all_words_have_contrast(browser: Browser, dark: bool) -> None:
     browser.open(dark=dark)
-    found = browser.run(COLOURS)
-    assert len(found) > 200
+    words = browser.run(COLOURS)
+    assert len(words) > 200
     low = {
         (front, back, text)
-        for front, back, text in found
+        for front, back, text in words
         if contrast(colour(front), colour(back)) < 4.5
     }
     assert not low

@@ -125,9 +125,9 @@ def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
     history.run(BOUND)
     with pytest.raises(
         CheckpointError, match=r"reader 'copy' has read up to checkpoint 3 .*"
-    ) as one:
+    ) as raised:
         source.latestOffset(end, limit(1))
-    assert "raise readerMaxCheckpoints, which is 8" in str(one.value)
+    assert "raise readerMaxCheckpoints, which is 8" in str(raised.value)
     with pytest.raises(CheckpointError, match="give it a name by the option reader"):
         stream(tmp_path).partitions(offset(tmp_path, 3), offset(tmp_path, 6 + BOUND))
 

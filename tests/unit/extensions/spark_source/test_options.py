@@ -9,14 +9,14 @@ from statelog.model import KeyGroupRange
 
 def test_the_names_are_taken_in_any_case() -> None:
     assert 3 == SourceOptions.parse({"path": "/state", "batchId": "3"}).batchId
-    found = SourceOptions.parse(
+    options = SourceOptions.parse(
         {
             "PATH": "/state", "VARIABLE": "total", "CHECKPOINT": "7", "Operator": "op",
             "keygroups": " 0 - 15 ", "partitions": "3", "filterpushdown": "TRUE",
             "storageoptions.region": "eu", "flattenCollectionTypes": "false",
         },
     )  # fmt: skip
-    assert found == SourceOptions(
+    assert options == SourceOptions(
         path="/state",
         variable="total",
         checkpoint="7",
@@ -30,11 +30,11 @@ def test_the_names_are_taken_in_any_case() -> None:
 
 
 def test_the_default_is_the_newest_state_of_all_key_groups() -> None:
-    found = SourceOptions.parse({"path": "/state"})
-    assert found == SourceOptions.parse(
+    options = SourceOptions.parse({"path": "/state"})
+    assert options == SourceOptions.parse(
         {"path": "/state", "view": "State", "checkpoint": "Latest", "filterPushdown": "false"}
     )
-    assert (found.view, found.checkpoint, found.keyGroups) == ("state", None, None)
+    assert (options.view, options.checkpoint, options.keyGroups) == ("state", None, None)
     assert SourceOptions.parse({"path": "/s", "keyGroups": "3"}).keyGroups == KeyGroupRange(3, 3)
 
 
@@ -83,15 +83,17 @@ def test_no_message_and_no_text_shows_a_secret() -> None:
     with pytest.raises(InvalidOptionsError) as raised:
         SourceOptions.parse({"path": "s3://bucket", "secret_access_key": secret})
     assert secret not in str(raised.value)
-    found = SourceOptions.parse({"path": "s3://bucket", "storageOptions.secret_access_key": secret})
-    assert secret not in repr(found)
-    assert found.store == {"secret_access_key": secret}
+    options = SourceOptions.parse(
+        {"path": "s3://bucket", "storageOptions.secret_access_key": secret}
+    )
+    assert secret not in repr(options)
+    assert options.store == {"secret_access_key": secret}
 
 
 def test_a_checkpoint_is_a_number_a_word_a_tag_or_a_time() -> None:
     times = ("2026-11-22T10:30:00Z", "2026-11-22 10:30", "2026-11-22", "2026-11-22T10:30+01:00")
     for given in ("7", " 7 ", "EARLIEST", "before-upgrade", "v1.2_b", *times):
-        found = SourceOptions.parse({"path": "/s", "checkpoint": given})
-        assert found.checkpoint == (given.strip().lower() if "EARL" in given else given.strip())
+        options = SourceOptions.parse({"path": "/s", "checkpoint": given})
+        assert options.checkpoint == (given.strip().lower() if "EARL" in given else given.strip())
     begin = SourceOptions.parse({"path": "/s", "view": "changes", "since": "latest"})
     assert (begin.since, begin.checkpoint) == ("latest", None)

@@ -168,10 +168,10 @@ def test_wrong_arguments() -> None:
 
 def test_the_example_of_the_documentation() -> None:
     text = (ROOT / "docs" / "tutorial" / "test-it.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert example is not None
     names: dict[str, Any] = {"__name__": "example"}
-    exec(found.group(1), names)
+    exec(example.group(1), names)
     assert names["tester"].peekTimers("ann") == []
 
 

@@ -76,12 +76,12 @@ class Words(InBothFlavours):
         self.words = handle.getMapState("words", "word string", "n long")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        told = []
+        results = []
         for row in self.values(rows):
             (n,) = self.words.getValue((row.word,)) or (0,)
             self.words.updateValue((row.word,), (n + 1,))
-            told.append({"key": key[0], "word": row.word, "n": n + 1})
-        yield from self.give(*told)
+            results.append({"key": key[0], "word": row.word, "n": n + 1})
+        yield from self.give(*results)
 
 
 class Waiting(InBothFlavours):
@@ -92,7 +92,7 @@ class Waiting(InBothFlavours):
         self.seen = handle.getValueState("seen", "at long")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        told = []
+        results = []
         for row in self.values(rows):
             at = getattr(row, "at", timerValues.getCurrentProcessingTimeInMs())
             before = self.seen.get()
@@ -100,8 +100,8 @@ class Waiting(InBothFlavours):
                 self.handle.deleteTimer(before[0] + 10_000)
             self.seen.update((int(at),))
             self.handle.registerTimer(int(at) + 10_000)
-            told.append({"key": key[0], "said": f"seen at {at}"})
-        yield from self.give(*told)
+            results.append({"key": key[0], "said": f"seen at {at}"})
+        yield from self.give(*results)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         self.seen.clear()
@@ -264,16 +264,16 @@ def test_the_handle_reaches_the_state_of_its_key(tester_of: Any) -> None:
     scores.appendValue((2.0,))
     scores.appendList([(3.0,)])
     assert list(scores.get()) == best.peekListState("best", "a") == [(1.0,), (2.0,), (3.0,)]
-    found = words.handle.getMapState("words", "word string", "n long")
+    variable = words.handle.getMapState("words", "word string", "n long")
     words.handle.setGroupingKey("a")
-    found.clear()
-    found.updateValue(("x",), (1,))
-    found.updateValue(("y",), (2,))
-    found.removeKey(("x",))
-    assert (list(found.keys()), list(found.values())) == ([("y",)], [(2,)])
-    assert list(found.iterator()) == [(("y",), (2,))]
-    assert tuple(found.getValue(("y",))) == (2,)
-    assert found.containsKey(("y",)) and found.exists() and not found.containsKey(("x",))
+    variable.clear()
+    variable.updateValue(("x",), (1,))
+    variable.updateValue(("y",), (2,))
+    variable.removeKey(("x",))
+    assert (list(variable.keys()), list(variable.values())) == ([("y",)], [(2,)])
+    assert list(variable.iterator()) == [(("y",), (2,))]
+    assert tuple(variable.getValue(("y",))) == (2,)
+    assert variable.containsKey(("y",)) and variable.exists() and not variable.containsKey(("x",))
     words.handle.deleteState("words")
     assert words.peekMapState("words", "a") == {}
     words.handle.deleteIfExists("there is none")

@@ -31,8 +31,8 @@ def put(store: CountingStore, path: str, numbers: list[int]) -> str:
 
 def delivered(*handles: str) -> list[int]:
     batches = [pa.record_batch([pa.array(handles, pa.string())], names=["handle"])]
-    found = staged_rows._read_rows("/state", {}, SCHEMA, "the output", batches)
-    return [row["n"] for batch in found for row in batch.to_pylist()]
+    read_batches = staged_rows._read_rows("/state", {}, SCHEMA, "the output", batches)
+    return [row["n"] for batch in read_batches for row in batch.to_pylist()]
 
 
 def test_each_file_is_read_once(store: CountingStore) -> None:

@@ -35,7 +35,7 @@ def test_without_any_setting_there_are_the_defaults() -> None:
 
 
 def test_every_setting_can_be_configured_as_text() -> None:
-    found = settled(
+    query = settled(
         {
             "baseLocation": "s3://bucket/jobs", "delivery": "Direct", "tasks": "3",
             "maxParallelism": "12", "retainedCheckpoints": "9",
@@ -48,16 +48,16 @@ def test_every_setting_can_be_configured_as_text() -> None:
         },
     )  # fmt: skip
     keys = ["a", ("b", 2)]
-    assert found.record == Record(keys=keys, share=0.25, failed=True, bytes=1 << 20, checkpoints=7)
-    assert 36 * 3600 == found.retention.total_seconds()
-    assert ("s3://bucket/jobs", None) == (found.base_location, found.state_location)
-    assert (Delivery.DIRECT, (3, 3), 12) == (found.delivery, found.tasks, found.max_parallelism)
-    options = found.options
+    assert query.record == Record(keys=keys, share=0.25, failed=True, bytes=1 << 20, checkpoints=7)
+    assert 36 * 3600 == query.retention.total_seconds()
+    assert ("s3://bucket/jobs", None) == (query.base_location, query.state_location)
+    assert (Delivery.DIRECT, (3, 3), 12) == (query.delivery, query.tasks, query.max_parallelism)
+    options = query.options
     assert options.stream.data_inline_threshold_bytes == 65536
     assert options.state == StateOptions("disk", "/mnt/ssd")
     assert (9, False) == (options.checkpoint.retained, options.checkpoint.compress_metadata)
     assert 5 == options.snapshot.max_log_handles
-    assert {"aws_region": "eu-central-1", "fsync": "false"} == found.storage_options
+    assert {"aws_region": "eu-central-1", "fsync": "false"} == query.storage_options
 
 
 def test_the_writer_counts_before_the_code_and_the_code_before_the_session() -> None:
@@ -73,13 +73,13 @@ def test_the_writer_counts_before_the_code_and_the_code_before_the_session() -> 
         "storageOptions": {"region": "b", "endpoint": "x"},
     }
     written = {"tasks": "7", "storageOptions.region": "c", "checkpoint": "41", "adopt": "true"}
-    found = settled(conf, code, written)
-    retained = found.options.checkpoint.retained
-    assert ((7, 7), 6, Delivery.DIRECT) == (found.tasks, retained, found.delivery)
-    assert {"region": "c", "endpoint": "x"} == found.storage_options
-    assert (41, True) == (found.checkpoint, found.adopt)
-    found = settled(conf, code)
-    assert ((5, 5), 6) == (found.tasks, found.options.checkpoint.retained)
+    query = settled(conf, code, written)
+    retained = query.options.checkpoint.retained
+    assert ((7, 7), 6, Delivery.DIRECT) == (query.tasks, retained, query.delivery)
+    assert {"region": "c", "endpoint": "x"} == query.storage_options
+    assert (41, True) == (query.checkpoint, query.adopt)
+    query = settled(conf, code)
+    assert ((5, 5), 6) == (query.tasks, query.options.checkpoint.retained)
 
 
 def test_a_record_of_the_code_counts_whole_and_the_writer_changes_its_fields() -> None:
@@ -95,10 +95,10 @@ def test_a_record_of_the_code_counts_whole_and_the_writer_changes_its_fields() -
 def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
     environ = {"STATELOG_CHECKPOINT_RETAINED": "8"}
     assert 8 == settled(environ=environ).options.checkpoint.retained
-    found = settled({"execution.checkpointing.num-retained": "5"}, environ=environ)
-    assert 5 == found.options.checkpoint.retained
-    found = settled({"snapshot.max-log-handles": "9"}, {"snapshot.max-log-handles": 3})
-    assert SnapshotPolicy(max_log_handles=3) == found.options.snapshot
+    query = settled({"execution.checkpointing.num-retained": "5"}, environ=environ)
+    assert 5 == query.options.checkpoint.retained
+    query = settled({"snapshot.max-log-handles": "9"}, {"snapshot.max-log-handles": 3})
+    assert SnapshotPolicy(max_log_handles=3) == query.options.snapshot
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ def test_a_variable_without_effect_is_warned_of(caplog: pytest.LogCaptureFixture
         "STATELOG_LOCAL_RECOVERY_BACKUP": "false",
         "STATELOG_CHANGELOG_UPLOAD_MAX_ATTEMPTS": "9",
     }
-    found = resolve_settings({}, {}, environ=environ)
-    assert found.options.changelog.upload_max_attempts == 9
+    query = resolve_settings({}, {}, environ=environ)
+    assert query.options.changelog.upload_max_attempts == 9
     assert "STATELOG_LOCAL_RECOVERY_BACKUP has no effect in a query" in caplog.text
     assert "MAX_ATTEMPTS" not in caplog.text
 

@@ -28,14 +28,16 @@ def pair_of(at: pa.DataType) -> pa.DataType:
 def read(format_name: str, kind: pa.DataType, stored: pa.DataType, values: list[Any]) -> KeyedInput:
     codec = KeyCodec(pa.schema([("key", stored)]))
     layout = InputLayout((1,), 1)
-    found: KeyedInput = (
+    keyed_input: KeyedInput = (
         RowInput(layout, codec)
         if format_name == "rows"
         else FrameInput(layout, codec, PandasSettings.defaults(getattr(kind, "tz", None) or "UTC"))
     )
     groups = pa.array([3] * len(values), pa.int32())
-    found.read([pa.RecordBatch.from_arrays([groups, pa.array(values, kind)], ["group", "key"])])
-    return found
+    keyed_input.read(
+        [pa.RecordBatch.from_arrays([groups, pa.array(values, kind)], ["group", "key"])]
+    )
+    return keyed_input
 
 
 @pytest.mark.parametrize("format_name", ["rows", "pandas"])
@@ -48,8 +50,8 @@ def test_each_moment_is_the_key_of_the_log(format_name: str, zone: str, is_neste
     if is_nested:
         values = [{"start": value, "part": 0.0} for value in values]
         kind, stored = pair_of(kind), pair_of(stored)
-    found = read(format_name, kind, stored, values)
-    entries = [(key, shown, list(rows)) for key, shown, rows in found.keys(3)]
+    keyed_input = read(format_name, kind, stored, values)
+    entries = [(key, shown, list(rows)) for key, shown, rows in keyed_input.keys(3)]
     from_log = KeyCodec(pa.schema([("key", stored)])).decode([pa.array(values, stored)])
     assert from_log[: len(moments)] == [key for key, _, _ in entries]
     assert [2] * len(moments) == [
@@ -71,8 +73,8 @@ def test_processors_get_zero_for_both_zeros(
     if is_nested:
         kind = pair_of(IN_UTC)
         values = [{"start": None, "part": value} for value in values]
-    found = read(format_name, kind, kind, values)
-    entries = [(repr(key), repr(shown)) for key, shown, _ in found.keys(3)]
+    keyed_input = read(format_name, kind, kind, values)
+    entries = [(repr(key), repr(shown)) for key, shown, _ in keyed_input.keys(3)]
     given = [repr(({"start": None, "part": one},) if is_nested else (one,)) for one in (0.0, 1.5)]
     held = [repr(((None, one),) if is_nested else (one,)) for one in (0.0, 1.5)]
     assert list(zip(held, given, strict=True)) == entries
@@ -81,11 +83,11 @@ def test_processors_get_zero_for_both_zeros(
 @pytest.mark.parametrize("is_distinct", [False, True])
 def test_the_keys_of_columns_have_one_zero(is_distinct: bool) -> None:
     codec = KeyCodec(pa.schema([("key", pa.float64())]))
-    found = ColumnarInput(InputLayout((1,), 1), codec, is_distinct=is_distinct)
+    keyed_input = ColumnarInput(InputLayout((1,), 1), codec, is_distinct=is_distinct)
     values = pa.array([-0.0, 2.0] if is_distinct else [-0.0, 2.0, 0.0])
     groups = pa.array([3] * len(values), pa.int32())
-    found.read([pa.RecordBatch.from_arrays([groups, values], ["group", "key"])])
-    keyed = found.keyed("UTC")
+    keyed_input.read([pa.RecordBatch.from_arrays([groups, values], ["group", "key"])])
+    keyed = keyed_input.keyed("UTC")
     assert keyed is not None
     assert "[0.0, 2.0]" == repr(keyed[0]["key"].to_pylist())
 

@@ -73,10 +73,10 @@ def test_rows_are_in_order_of_arrival(drawn: tuple[pa.Schema, list[tuple[Any, ..
     order = key_order(np.array([group_of(key) for key in frozen], np.int32), columns, codec)
     assert list(order.ranges) == list(model)
     for group, (first, end) in order.ranges.items():
-        found = [
+        arrived = [
             order.rows[order.bounds[at] : order.bounds[at + 1]].tolist() for at in range(first, end)
         ]
-        assert found == list(model[group].values())
+        assert arrived == list(model[group].values())
         assert order.firsts[first:end].tolist() == [rows[0] for rows in model[group].values()]
 
 

@@ -104,11 +104,11 @@ TABLE = pa.table(
 def test_frames_are_those_that_pyspark_builds(extension: bool, max_records: int) -> None:
     settings = replace(SETTINGS, int_extension=extension, max_records=max_records)
     expected = as_pyspark_does(TABLE, [0], settings)
-    found = {key: frames for key, _, frames in all_keys(read(TABLE, [0], settings))}
-    assert found.keys() == expected.keys()
+    built = {key: frames for key, _, frames in all_keys(read(TABLE, [0], settings))}
+    assert built.keys() == expected.keys()
     for key, frames in expected.items():
-        assert len(found[key]) == len(frames)
-        for ours, theirs in zip(found[key], frames, strict=True):
+        assert len(built[key]) == len(frames)
+        for ours, theirs in zip(built[key], frames, strict=True):
             if theirs["short"].dtype == "float64" and not theirs["short"].hasnans:
                 # The one documented difference: PySpark has floats for all keys of an Arrow batch.
                 theirs["short"] = theirs["short"].astype("int64")
@@ -143,8 +143,8 @@ def test_keys_are_grouped_as_in_the_row_flavour(rows: list[tuple[Any, ...]]) -> 
     codec = KeyCodec(pa.schema([schema.field(at) for at in (1, 2, 3)]))
     layout = InputLayout((1, 2, 3), 1)
     frames, by_row = FrameInput(layout, codec, SETTINGS), RowInput(layout, codec)
-    for one in (frames, by_row):
-        one.read(table.to_batches(max_chunksize=5))
+    for keyed_input in (frames, by_row):
+        keyed_input.read(table.to_batches(max_chunksize=5))
     assert frames.key_groups() == by_row.key_groups()
     for key_group in by_row.key_groups():
         ours = [(key, [n for f in fs for n in f["n"]]) for key, _, fs in frames.keys(key_group)]
@@ -153,8 +153,8 @@ def test_keys_are_grouped_as_in_the_row_flavour(rows: list[tuple[Any, ...]]) -> 
 
 
 def test_frames_are_lazy_and_a_change_of_one_reaches_no_other() -> None:
-    found = read(TABLE, [0])
-    first = list(all_keys(found))
+    keyed_input = read(TABLE, [0])
+    first = list(all_keys(keyed_input))
     for _, _, (frame,) in first:
         frame["byte"] = 99
         frame.loc[:, "d"] = -1.0
@@ -173,8 +173,12 @@ def test_frames_are_lazy_and_a_change_of_one_reaches_no_other() -> None:
 
 
 def test_slices_of_one_input_do_not_share_what_is_written() -> None:
-    found = read(TABLE, [0])
-    keys = [(key, next(frames)) for kg in found.key_groups() for key, _, frames in found.keys(kg)]
+    keyed_input = read(TABLE, [0])
+    keys = [
+        (key, next(frames))
+        for kg in keyed_input.key_groups()
+        for key, _, frames in keyed_input.keys(kg)
+    ]
     before = {key: frame.copy() for key, frame in keys[1:]}
     first = keys[0][1]
     first["byte"] += 1
@@ -186,12 +190,10 @@ def test_slices_of_one_input_do_not_share_what_is_written() -> None:
 
 def test_timestamp_keys_are_shown_as_in_frames_and_stored_as_for_rows() -> None:
     table = TABLE.select(["at", "k"])
-    found = list(all_keys(read(table, [0])))
-    shown = {shown[0] for _, shown, _ in found}
-    assert shown == {
-        None if pd.isna(at) else at for _, _, fs in found for f in fs for at in f["at"]
-    }
-    assert {key[0] for key, _, _ in found} == set(table.column("at").to_pylist())
+    keys = list(all_keys(read(table, [0])))
+    shown = {shown[0] for _, shown, _ in keys}
+    assert shown == {None if pd.isna(at) else at for _, _, fs in keys for f in fs for at in f["at"]}
+    assert {key[0] for key, _, _ in keys} == set(table.column("at").to_pylist())
 
 
 def test_chunks_by_bytes() -> None:
@@ -219,8 +221,8 @@ def frame_of(n: int) -> pd.DataFrame:
 def test_frames_that_spark_does_not_infer_keep_arrows_names_and_types() -> None:
     """As on 4.0, and on 4.1 with initial state."""
     table = TABLE.rename_columns([f"a {name}" for name in TABLE.column_names])
-    found = read(table, [0], replace(SETTINGS, infers=False))
-    for _, _, frames in all_keys(found):
+    keyed_input = read(table, [0], replace(SETTINGS, infers=False))
+    for _, _, frames in all_keys(keyed_input):
         for frame in frames:
             assert table.column_names == frame.columns.tolist()
             kinds = {name.removeprefix("a "): str(kind) for name, kind in frame.dtypes.items()}

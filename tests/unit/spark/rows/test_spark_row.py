@@ -43,28 +43,28 @@ def test_each_key_has_its_rows_in_order(at_once: int, monkeypatch: pytest.Monkey
     expected: dict[int, list[dict[str, object]]] = {}
     for row in pa.Table.from_batches(given).drop_columns(["__key_group"]).to_pylist():
         expected.setdefault(row["key"], []).append(row)
-    found = RowInput(InputLayout((1,), 1), KEY)
-    found.read(given)
+    rows_read = RowInput(InputLayout((1,), 1), KEY)
+    rows_read.read(given)
     seen = []
-    for key_group in found.key_groups():
-        for key, shown, rows in found.keys(key_group):
+    for key_group in rows_read.key_groups():
+        for key, shown, rows in rows_read.keys(key_group):
             assert key == shown
             assert key[0] % 11 == key_group
             assert [row.asDict() for row in rows] == expected[key[0]]
             seen.append(key[0])
         # A second look at a key group gives the same rows again.
-        assert [key for key, _, _ in found.keys(key_group)] == found.table_keys(key_group)
+        assert [key for key, _, _ in rows_read.keys(key_group)] == rows_read.table_keys(key_group)
     assert sorted(seen) == sorted(expected)
-    assert found.row_count == 200
-    assert list(found.keys(5_000)) == []
+    assert rows_read.row_count == 200
+    assert list(rows_read.keys(5_000)) == []
 
 
 @pytest.mark.parametrize("at_once", [0, 1_000])
 def test_rows_are_rows_of_spark(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_row, "_AT_ONCE", at_once)
-    found = RowInput(InputLayout((1,), 1), KEY)
-    found.read(batches(1))
-    ((_, _, rows),) = found.keys(0)
+    rows_read = RowInput(InputLayout((1,), 1), KEY)
+    rows_read.read(batches(1))
+    ((_, _, rows),) = rows_read.keys(0)
     (row,) = rows
     expected = Row(key=0, number=None, text=None, at=MOMENT, parts=[0, None])
     assert isinstance(row, Row)
@@ -76,10 +76,10 @@ def test_rows_are_rows_of_spark(at_once: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_input_without_rows_has_no_keys() -> None:
-    found = RowInput(InputLayout((1,), 1), KEY)
-    found.read([batches(1)[0].slice(0, 0)])
-    assert found.key_groups() == []
-    assert list(found.keys(0)) == []
+    rows_read = RowInput(InputLayout((1,), 1), KEY)
+    rows_read.read([batches(1)[0].slice(0, 0)])
+    assert rows_read.key_groups() == []
+    assert list(rows_read.keys(0)) == []
 
 
 def test_the_order_of_many_key_groups_and_keys() -> None:

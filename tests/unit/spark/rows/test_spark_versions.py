@@ -61,7 +61,9 @@ def test_frames_are_inferred_as_in_the_running_version(
     version: tuple[int, int], inferred: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_versions, "SPARK", version)
-    assert inferred == tuple(frames_are_inferred(has_initial=one) for one in (False, True))
+    assert inferred == tuple(
+        frames_are_inferred(has_initial=has_initial) for has_initial in (False, True)
+    )
 
 
 def test_a_missing_feature_is_rejected_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:

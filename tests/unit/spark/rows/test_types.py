@@ -35,7 +35,7 @@ def test_a_batch_has_at_most_that_many_bytes(kind: pa.DataType, value: Any) -> N
 def kind_bytes(kind: pa.DataType) -> int:
     """Return the bytes of the values alone, at least 1."""
     if pa.types.is_struct(kind):
-        return sum(kind_bytes(one.type) for one in kind)
+        return sum(kind_bytes(field.type) for field in kind)
     return 1 if pa.types.is_null(kind) else max(1, kind.bit_width // 8)
 
 

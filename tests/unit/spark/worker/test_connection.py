@@ -84,8 +84,8 @@ def test_other_sockets_are_left_alone() -> None:
     with ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        for one in socket.socketpair():
-            stack.enter_context(one)
+        for end in socket.socketpair():
+            stack.enter_context(end)
         assert list(without_delay([batch(1)])) == [batch(1)]
         assert option(listening, socket.TCP_NODELAY) == 0
 

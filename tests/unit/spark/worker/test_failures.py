@@ -39,8 +39,8 @@ def told(error: Exception, location: str = "file:///state") -> Any:
 
 
 def test_the_driver_finds_the_error_of_a_task_in_sparks_text() -> None:
-    found = told(FencedError("line one: of two\nline two"))
-    assert (type(found), found.message, found.batch_id) == (
+    reported = told(FencedError("line one: of two\nline two"))
+    assert (type(reported), reported.message, reported.batch_id) == (
         FencedError,
         "line one: of two\nline two",
         7,
@@ -64,9 +64,9 @@ def test_the_driver_finds_the_error_of_a_task_in_sparks_text() -> None:
     ],
 )  # fmt: skip
 def test_a_cancelled_job_is_reported_with_its_cause(text: str, cause: str) -> None:
-    found = cause_of(RuntimeError(text), PROCESSOR, 7)
-    assert isinstance(found, UnavailableError)
-    assert f"was cancelled, and not by the query's stop(): {cause}. Nothing" in found.message
+    reported = cause_of(RuntimeError(text), PROCESSOR, 7)
+    assert isinstance(reported, UnavailableError)
+    assert f"was cancelled, and not by the query's stop(): {cause}. Nothing" in reported.message
 
 
 class UsersError(FencedError):
@@ -74,16 +74,18 @@ class UsersError(FencedError):
 
 
 def test_an_error_of_a_users_class_is_reported_as_its_base() -> None:
-    found = told(UsersError("mine"))
-    assert (type(found), found.message) == (FencedError, "mine")
+    reported = told(UsersError("mine"))
+    assert (type(reported), reported.message) == (FencedError, "mine")
 
 
 def test_the_error_of_a_missing_object_says_what_to_do() -> None:
-    found = told(ObjectNotFoundError("no object shared/x"), "s3://bucket/state")
-    assert isinstance(found, CheckpointError)
-    assert found.message.startswith("the state in s3://bucket/state cannot be read: no object shar")
-    assert "statelog verify s3://bucket/state" in found.message
-    assert "checkpoint=<checkpoint id>" in found.message
+    reported = told(ObjectNotFoundError("no object shared/x"), "s3://bucket/state")
+    assert isinstance(reported, CheckpointError)
+    assert reported.message.startswith(
+        "the state in s3://bucket/state cannot be read: no object shar"
+    )
+    assert "statelog verify s3://bucket/state" in reported.message
+    assert "checkpoint=<checkpoint id>" in reported.message
 
 
 def test_the_processors_lines_are_bounded_and_leave_statelogs_out() -> None:

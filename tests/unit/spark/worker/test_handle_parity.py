@@ -45,8 +45,8 @@ def public(kind: type) -> list[str]:
 
 
 def parameters(function: Any) -> list[tuple[str, Any]]:
-    found = inspect.signature(function).parameters.values()
-    return [(item.name, item.default) for item in found if item.kind is not item.KEYWORD_ONLY]
+    declared = inspect.signature(function).parameters.values()
+    return [(item.name, item.default) for item in declared if item.kind is not item.KEYWORD_ONLY]
 
 
 @pytest.mark.parametrize(("theirs", "mine"), COUNTERPARTS)
@@ -119,7 +119,9 @@ def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
         :2
     ]  # on the driver, to learn the state variables
     batch = [call for call in noted_calls.CALLS if call[0] == "initial"]
-    assert [("initial", ("a",), 2), ("initial", ("a",), 3)] == [one for one in batch if one[2] > 1]
+    assert [("initial", ("a",), 2), ("initial", ("a",), 3)] == [
+        made for made in batch if made[2] > 1
+    ]
     assert ("initial", ("b",), 1) in batch  # a key without input rows
     assert [("initial 2",), ("initial 3",)] == tester.peekListState("seen", "a")
 
@@ -231,7 +233,7 @@ class Held(sparks.StatefulProcessor):
         self.list.appendValue((3,))
         self.map.updateValue((2,), (2,))
         self.handle.registerTimer(8)
-        yield pd.DataFrame({"seen": [repr([list(one) for one in held])]})
+        yield pd.DataFrame({"seen": [repr([list(value) for value in held])]})
 
 
 def test_an_iterator_shows_the_state_of_the_call_that_gave_it() -> None:
@@ -241,5 +243,5 @@ def test_an_iterator_shows_the_state_of_the_call_that_gave_it() -> None:
 
 def test_a_null_in_a_key_of_integers_leaves_the_others_integers() -> None:
     table = pa.table({"k": pa.array([1, None, 2, None], pa.int32())})
-    found = all_keys(read(table, [0]))
-    assert {"(1,)", "(None,)", "(2,)"} == {repr(shown) for _, shown, _ in found}
+    keys = all_keys(read(table, [0]))
+    assert {"(1,)", "(None,)", "(2,)"} == {repr(shown) for _, shown, _ in keys}

@@ -32,7 +32,7 @@ class Worker:
         made: list[object] = [object()]
         made.append(made)
         freeze(self)  # type: ignore[arg-type]
-        return not any(one is made for one in gc.get_objects())
+        return not any(tracked is made for tracked in gc.get_objects())
 
 
 def test_the_first_task_freezes_what_is_loaded() -> None:
@@ -61,11 +61,11 @@ def test_a_frozen_cycle_without_users_is_collected_by_the_next_freeze() -> None:
     class Node:
         other: Any
 
-    one, other = Node(), Node()
-    one.other, other.other = other, one
-    gone = weakref.ref(one)
+    node, other = Node(), Node()
+    node.other, other.other = other, node
+    gone = weakref.ref(node)
     Worker().freezes(0)
-    del one, other
+    del node, other
     gc.collect()
     assert gone() is not None  # what is frozen is not visited
     Worker().freezes(0)

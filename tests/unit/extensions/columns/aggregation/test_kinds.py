@@ -40,7 +40,7 @@ def by_spark(value: Any) -> tuple[bool, Any]:
 
 
 def known(rows: Rows) -> list[Any]:
-    return [row for row in rows if row is not None]
+    return [value for value in rows if value is not None]
 
 
 def least(rows: Rows) -> Any:
@@ -72,18 +72,18 @@ def sample_variance(rows: Rows) -> Any:
 
 def m2(rows: Rows) -> float:
     middle = mean_of(rows) or 0.0
-    return math.fsum((one - middle) ** 2 for one in known(rows))
+    return math.fsum((value - middle) ** 2 for value in known(rows))
 
 
 def first_by(rows: Rows) -> Any:
-    rows = [row for row in rows if row[0] is not None]
-    return min(rows, key=lambda one: by_spark(one[0]), default=(None, None))
+    rows = [pair for pair in rows if pair[0] is not None]
+    return min(rows, key=lambda pair: by_spark(pair[0]), default=(None, None))
 
 
 def last_by(rows: Rows) -> Any:
-    rows = [row for row in rows if row[0] is not None]
+    rows = [pair for pair in rows if pair[0] is not None]
     # Of equal ones the last: `max` takes the first, of rows in reverse.
-    return max(reversed(rows), key=lambda one: by_spark(one[0]), default=(None, None))
+    return max(reversed(rows), key=lambda pair: by_spark(pair[0]), default=(None, None))
 
 
 def last_row(rows: Rows) -> Any:
@@ -92,10 +92,10 @@ def last_row(rows: Rows) -> Any:
 
 
 def ranked(rows: Rows, k: int) -> list[dict[str, Any]]:
-    def rank(one: tuple[Any, Any]) -> Any:
-        return by_spark(one[0]), one[1] is not None, one[1] or ""
+    def rank(pair: tuple[Any, Any]) -> Any:
+        return by_spark(pair[0]), pair[1] is not None, pair[1] or ""
 
-    kept = sorted((row for row in rows if row[0] is not None), key=rank, reverse=True)[:k]
+    kept = sorted((pair for pair in rows if pair[0] is not None), key=rank, reverse=True)[:k]
     return [{"by": by, "value": value} for by, value in kept]
 
 
@@ -227,12 +227,12 @@ def test_batches_combine_to_the_aggregate_of_all_rows(case: Case, data: st.DataO
     )
     state = reduce(merge.combined, partials, absent)
     assert state.schema.types == partials[0].schema.types
-    found = merge.results(pa.table({"key": pa.array(range(keys), pa.int64())}), state)
+    combined = merge.results(pa.table({"key": pa.array(range(keys), pa.int64())}), state)
     expected = [
         case.result[1]([row for batch in batches for row in batch[key]]) for key in range(keys)
     ]
-    got = found.column("v").to_pylist()
-    assert found.column("key").to_pylist() == list(range(keys))
+    got = combined.column("v").to_pylist()
+    assert combined.column("key").to_pylist() == list(range(keys))
     if case.is_close:
         assert [one is None for one in got] == [one is None for one in expected]
         assert known(got) == pytest.approx(known(expected), rel=1e-9, abs=1e-9)
@@ -245,8 +245,8 @@ def sketches(*values: Sequence[int]) -> pa.Array:
     made = []
     for value in values:
         sketch = datasketches.hll_sketch(9, datasketches.tgt_hll_type.HLL_8)
-        for one in value:
-            sketch.update(one)
+        for value in each:
+            sketch.update(value)
         made.append(sketch.serialize_updatable())
     return pa.array(made, pa.binary())
 
@@ -261,7 +261,7 @@ def test_sketches_are_united() -> None:
     many, few = kind.result(state, pa.int64()).to_pylist()
     assert many == pytest.approx(11_000, rel=0.15)
     assert few == pytest.approx(500, rel=0.15)
-    assert all(len(one) < 600 for one in state[""].to_pylist())
+    assert all(len(stored) < 600 for stored in state[""].to_pylist())
     assert kind.result({"": sketches([])}, pa.int64()).to_pylist() == [0]
 
 
@@ -276,12 +276,12 @@ def test_a_sum_of_longs_that_overflows_is_an_error_or_wraps() -> None:
 def test_a_sum_of_decimals_that_overflows_is_an_error_or_null_for_ever() -> None:
     kind = pa.decimal128(38, 0)
     most = {"sum": pa.array([Decimal(10**38 - 1)], kind), "some": pa.array([True])}
-    one = {"sum": pa.array([Decimal(1)], kind), "some": pa.array([True])}
+    addend = {"sum": pa.array([Decimal(1)], kind), "some": pa.array([True])}
     nothing = {"sum": pa.array([None], kind), "some": pa.array([False])}
     with pytest.raises(ArithmeticError, match="does not fit"):
-        Sum(is_decimal=True).combine(most, one)
+        Sum(is_decimal=True).combine(most, addend)
     quiet = Sum(is_decimal=True, is_ansi=False)
     assert quiet.combine(most, nothing)["sum"].to_pylist() == [Decimal(10**38 - 1)]
-    state = quiet.combine(quiet.combine(most, one), one)
+    state = quiet.combine(quiet.combine(most, addend), addend)
     assert state["sum"].to_pylist() == [None]
     assert state["some"].to_pylist() == [True]

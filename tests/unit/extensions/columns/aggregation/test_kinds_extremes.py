@@ -50,10 +50,10 @@ def test_values_of_any_type_are_kept_by_another_column(name: str) -> None:
     right = column(kind, [[float("nan"), 5.0], [2.0]], [[third, third], [first]])
     state = function.combine({"": left}, {"": right})
     (field,) = arrow_schema(StructType([StructField("x", ArrayType(kind))]))
-    found = function.result(state, field.type)
-    assert field.type == found.type
+    kept = function.result(state, field.type)
+    assert field.type == kept.type
     # Of equal rows that of an earlier micro-batch is kept.
-    assert pa.array([[third, first], [first]], field.type).to_pylist() == found.to_pylist()
+    assert pa.array([[third, first], [first]], field.type).to_pylist() == kept.to_pylist()
 
 
 def test_equal_rows_are_ordered_by_a_value_that_has_an_order() -> None:

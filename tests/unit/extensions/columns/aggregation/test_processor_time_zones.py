@@ -51,7 +51,9 @@ class OneAggregate:
     """One aggregate of partial results, micro-batch after micro-batch."""
 
     def __init__(self, kind: AggregateKind, parts: dict[str, DataType], zone: str) -> None:
-        state = StructType([StructField(f"p{at}", one) for at, one in enumerate(parts.values())])
+        state = StructType(
+            [StructField(f"p{at}", part_type) for at, part_type in enumerate(parts.values())]
+        )
         whole = parts.get("value", next(iter(parts.values())))
         self.output = StructType([StructField("key", StringType()), StructField("r", whole)])
         self.zone, self.rows = zone, StructType([StructField("key", StringType()), *state])
@@ -85,10 +87,10 @@ def as_output(ddl: str, moments: list[int | None]) -> list[Any]:
 def test_the_extreme_moment_is_kept_over_micro_batches(zone: str, is_least: bool) -> None:
     function = OneAggregate(Extreme(is_least), {"": type_of("timestamp")}, zone)
     function.add(["a", "b", "c"], [MOMENTS[0], MOMENTS[1], None])
-    found = function.add(["c", "a", "b"], [MOMENTS[2], MOMENTS[1], MOMENTS[0]])
+    results = function.add(["c", "a", "b"], [MOMENTS[2], MOMENTS[1], MOMENTS[0]])
     kept = (min if is_least else max)(MOMENTS[:2])
     expected = as_output("timestamp", [kept, kept, MOMENTS[2]])
-    assert dict(zip("abc", expected, strict=True)) == found
+    assert dict(zip("abc", expected, strict=True)) == results
 
 
 @pytest.mark.parametrize("zone", ZONES)
@@ -98,9 +100,9 @@ def test_the_value_of_the_latest_row_has_any_type(zone: str, ddl: str) -> None:
     function = OneAggregate(kind, {"value": type_of(ddl), "by": type_of("timestamp")}, zone)
     first, second = values(ddl, MOMENTS[:1])[0], values(ddl, MOMENTS[1:2])[0]
     function.add(["a", "b", "c"], [first, first, None], MOMENTS[1:2] * 3)
-    found = function.add(["a", "b", "c"], [second] * 3, [MOMENTS[0], MOMENTS[1], MOMENTS[2]])
+    results = function.add(["a", "b", "c"], [second] * 3, [MOMENTS[0], MOMENTS[1], MOMENTS[2]])
     expected = as_output(ddl, [MOMENTS[0], MOMENTS[1], None])
-    assert dict(zip("abc", expected, strict=True)) == found
+    assert dict(zip("abc", expected, strict=True)) == results
 
 
 class Latest(ColumnarProcessor):

@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.support.recovery_oracle import (
-    GROUPS,
-    KEYS,
-    Cells,
-    Change,
-    Mode,
-    World,
-    draw_change,
-)
+from tests.support.recovery_oracle import GROUPS, KEYS, Cells, Change, Mode, World, draw_change
 
 from statelog.extensions.columns.slots import (
     ColumnState,
@@ -133,12 +125,12 @@ def write(worker: SlotState, changes: Mapping[int, list[Change]]) -> None:
     """Write the changes of all keys, the first of each together, then the second, ..."""
     values, timers = ColumnState(worker.table, 0), ColumnTimers(worker.table, 1)
     for step in range(3):
-        found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+        writes: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         for key, some in changes.items():
             if step < len(some):
                 _, name, what, argument = some[step]
-                found.setdefault((name, what), []).append((key, argument))
-        for (name, what), pairs in found.items():
+                writes.setdefault((name, what), []).append((key, argument))
+        for (name, what), pairs in writes.items():
             keys = keys_of([key for key, _ in pairs])
             arguments = [argument for _, argument in pairs]
             if what == "clear":

@@ -43,12 +43,12 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path, call) -> Exported:
 
 def test_an_edit_by_exported_files_changes_nothing(call, exported: Exported) -> None:
     before = exported.rows()
-    told = call.lines("edit", exported.location, *exported.set(), "--apply")[0]
-    counts = told["counts"]
+    report = call.lines("edit", exported.location, *exported.set(), "--apply")[0]
+    counts = report["counts"]
     assert (counts["inserted"], counts["deleted"]) == (0, 0)
     assert exported.rows() == before
     if not any(variable.ttl_ms for variable in exported.history.model.schema.states):
-        assert told["checkpoint_id"] is None
+        assert report["checkpoint_id"] is None
 
 
 def test_a_later_state_is_brought_back_from_its_files(call, exported: Exported) -> None:
@@ -63,8 +63,8 @@ def test_a_later_state_is_brought_back_from_its_files(call, exported: Exported) 
         pytest.skip("another schema")
     planned = call("edit", exported.location, *exported.set(), "--delete-others")
     assert "This was a dry run" in planned
-    told = call.lines("edit", exported.location, *exported.set(), "--delete-others", "--apply")[0]
-    assert told["checkpoint_id"] == exported.history.checkpoint_id + 2  # its claim comes before
+    report = call.lines("edit", exported.location, *exported.set(), "--delete-others", "--apply")[0]
+    assert report["checkpoint_id"] == exported.history.checkpoint_id + 2  # its claim comes before
     call("read", exported.location, "--to", str(exported.out / "again"))
     again = Exported.__new__(Exported)
     again.out = exported.out / "again"
@@ -77,8 +77,12 @@ def test_a_later_state_is_brought_back_from_its_files(call, exported: Exported) 
 
 def exported_rows(exported: Exported, name: str) -> list[dict[str, Any]]:
     table = pq.read_table(exported.file(name))
-    places = [one for one in ("position", "user_key.u", "fires_at_ms") if one in table.column_names]
-    return table.sort_by([(one, "ascending") for one in ("key.k", *places)]).to_pylist()
+    places = [
+        column
+        for column in ("position", "user_key.u", "fires_at_ms")
+        if column in table.column_names
+    ]
+    return table.sort_by([(column, "ascending") for column in ("key.k", *places)]).to_pylist()
 
 
 def alive(rows: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
@@ -134,8 +138,8 @@ def test_the_keys_of_a_file_are_deleted(call, job: Exported) -> None:
     file = job.out / "keys.parquet"
     job.out.mkdir()
     pq.write_table(total(job, victims), file)
-    told = call.lines("edit", job.location, "--delete", str(file), "--apply")[0]
-    assert told["counts"]["deleted"] == 2
+    report = call.lines("edit", job.location, "--delete", str(file), "--apply")[0]
+    assert report["counts"]["deleted"] == 2
     assert not any(number in rows for rows in states(job.history).values() for number in victims)
 
 
