@@ -102,90 +102,84 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "arguments", "written", "said"),
+    ("conf", "said"),
     [
-        ({"delivry": "direct"}, {}, {}, "spark.statelog.delivry.*did you mean 'delivery'"),
-        ({"state-locatoin": "x"}, {}, {}, "did you mean 'stateLocation'"),
-        ({"checkpoint.retaind": "2"}, {}, {}, "did you mean 'checkpoint.retained'"),
-        ({"nonsense": "2"}, {}, {}, "spark.statelog.nonsense.*unknown"),
-        (
-            {"metrics": "x"},
-            {},
-            {},
-            "metrics is not a setting: give it to transform_with_state as an",
-        ),
-        ({}, {}, {"on-progress": print}, "writer's option.*on_progress is not a setting"),
-        ({"tasks": "many"}, {}, {}, "spark.statelog.tasks.*a count from 1"),
-        ({"delivery": "twice"}, {}, {}, '"staged" or "direct", not .twice.'),
-        ({"checkpoint": "3"}, {}, {}, "give it in the code, or as an option of the writer"),
-        ({"operator": "x"}, {}, {}, "no effect there"),
-        (
-            {"stateLocation": "s3://a"},
-            {},
-            {},
-            "no effect there; spark.statelog.baseLocation is the folder",
-        ),
-        ({}, {"baseLocation": "s3://a"}, {}, "no effect there; .*set spark.statelog.baseLocation"),
-        ({}, {}, {"baseLocation": "s3://a"}, "no effect there; .*set spark.statelog.baseLocation"),
-        ({"record": "failed"}, {}, {}, "record must be a statelog.spark.Record .*record.failed"),
-        ({}, {"record": ["a"]}, {}, "record must be a statelog.spark.Record .*, not a list"),
-        ({"record.shar": "1"}, {}, {}, "did you mean 'record.share'"),
-        ({"record.share": "all"}, {}, {}, "spark.statelog.record.share.*must be 0 to 1"),
-        (
-            {"changelog.base-path": "x"},
-            {},
-            {},
-            "base-path has no effect in a query.*set stateLocation",
-        ),
-        ({"tasks": "2", "TASKS": "3"}, {}, {}, "tasks is set a second time"),
+        ({"delivry": "direct"}, "spark.statelog.delivry.*did you mean 'delivery'"),
+        ({"state-locatoin": "x"}, "did you mean 'stateLocation'"),
+        ({"checkpoint.retaind": "2"}, "did you mean 'checkpoint.retained'"),
+        ({"nonsense": "2"}, "spark.statelog.nonsense.*unknown"),
+        ({"metrics": "x"}, "metrics is not a setting: give it to transform_with_state as an"),
+        ({"tasks": "many"}, "spark.statelog.tasks.*a count from 1"),
+        ({"delivery": "twice"}, '"staged" or "direct", not .twice.'),
+        ({"checkpoint": "3"}, "give it in the code, or as an option of the writer"),
+        ({"operator": "x"}, "no effect there"),
+        ({"stateLocation": "s3://a"}, "no effect there; spark.statelog.baseLocation is the folder"),
+        ({"record": "failed"}, "record must be a statelog.spark.Record .*record.failed"),
+        ({"record.shar": "1"}, "did you mean 'record.share'"),
+        ({"record.share": "all"}, "spark.statelog.record.share.*must be 0 to 1"),
+        ({"changelog.base-path": "x"}, "base-path has no effect in a query.*set stateLocation"),
+        ({"tasks": "2", "TASKS": "3"}, "tasks is set a second time"),
         (
             {"retainedCheckpoints": "2", "checkpoint.retained": "3"},
-            {},
-            {},
             "checkpoint.retained.* a second",
         ),
-        (
-            {"maxParallelism": "4"},
-            {"tasks": 5},
-            {},
-            r"tasks must be at most maxParallelism \(4\), not 5 \(tasks comes from argument 'tasks', maxP",
-        ),
-        (
-            {},
-            {"tasks": 0},
-            {},
-            'tasks must be a count from 1, or a range such as "1-8" or "4-", not 0',
-        ),
-        ({}, {"tasks": "0-4"}, {}, "tasks must be a count from 1.*, not '0-4'"),
-        ({}, {"tasks": "1-129"}, {}, "tasks must be at most maxParallelism"),
-        ({}, {"tasks": "129-"}, {}, "tasks must be at most maxParallelism"),
-        ({"tasks": "3-2"}, {}, {}, "tasks must be a count from 1, or a range.*, not '3-2'"),
-        ({}, {"maxParallelism": 0}, {}, "maxParallelism must be a whole number, at least 1, not 0"),
-        (
-            {},
-            {"stream.data-inline-threshold": -1},
-            {},
-            "data-inline-threshold must be a number of bytes.*, at least 0, not -1",
-        ),
-        ({}, {"delivery": 7}, {}, "argument 'delivery'.*staged.* or .direct., not 7"),
-        ({}, {"checkpoint": -2}, {}, '"latest", "empty" or a checkpoint id'),
-        ({}, {"checkpoint": "oldest"}, {}, '"latest", "empty" or a checkpoint id'),
-        ({}, {"adopt": True, "checkpoint": "empty"}, {}, "remove one of them"),
-        (
-            {},
-            {"retainedCheckpoints": 0},
-            {},
-            "checkpoint.retained must be a whole number, at least 1 .*, not 0. A tag",
-        ),
-        ({}, {}, {"maxParallelism": 4}, "give it to transform_with_state"),
-        ({}, {}, {"statelocation2": 4}, "statelog.statelocation2.*did you mean 'stateLocation'"),
+        ({"tasks": "3-2"}, "tasks must be a count from 1, or a range.*, not '3-2'"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_place(
-    conf: dict[str, str], arguments: dict[str, Any], written: dict[str, Any], said: str
+def test_a_wrong_setting_is_named_with_its_place(conf: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidOptionsError, match=said):
+        settled(conf)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"baseLocation": "s3://a"}, "no effect there; .*set spark.statelog.baseLocation"),
+        ({"record": ["a"]}, "record must be a statelog.spark.Record .*, not a list"),
+        ({"tasks": 0}, 'tasks must be a count from 1, or a range such as "1-8" or "4-", not 0'),
+        ({"tasks": "0-4"}, "tasks must be a count from 1.*, not '0-4'"),
+        ({"tasks": "1-129"}, "tasks must be at most maxParallelism"),
+        ({"tasks": "129-"}, "tasks must be at most maxParallelism"),
+        ({"maxParallelism": 0}, "maxParallelism must be a whole number, at least 1, not 0"),
+        (
+            {"stream.data-inline-threshold": -1},
+            "data-inline-threshold must be a number of bytes.*, at least 0, not -1",
+        ),
+        ({"delivery": 7}, "argument 'delivery'.*staged.* or .direct., not 7"),
+        ({"checkpoint": -2}, '"latest", "empty" or a checkpoint id'),
+        ({"checkpoint": "oldest"}, '"latest", "empty" or a checkpoint id'),
+        ({"adopt": True, "checkpoint": "empty"}, "remove one of them"),
+        (
+            {"retainedCheckpoints": 0},
+            "checkpoint.retained must be a whole number, at least 1 .*, not 0. A tag",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_place(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOptionsError, match=said):
+        settled({}, arguments)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({"on-progress": print}, "writer's option.*on_progress is not a setting"),
+        ({"baseLocation": "s3://a"}, "no effect there; .*set spark.statelog.baseLocation"),
+        ({"maxParallelism": 4}, "give it to transform_with_state"),
+        ({"statelocation2": 4}, "statelog.statelocation2.*did you mean 'stateLocation'"),
+    ],
+)
+def test_a_wrong_option_of_the_writer_is_named_with_its_place(
+    written: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidOptionsError, match=said):
-        settled(conf, arguments, written)
+        settled({}, {}, written)
+
+
+def test_settings_that_contradict_are_named_with_both_places() -> None:
+    said = r"tasks must be at most maxParallelism \(4\), not 5 \(tasks comes from argument 'tasks', maxP"
+    with pytest.raises(InvalidOptionsError, match=said):
+        settled({"maxParallelism": "4"}, {"tasks": 5})
 
 
 def test_the_arguments_of_the_code_are_those_of_the_table() -> None:
