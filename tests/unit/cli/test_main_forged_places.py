@@ -115,7 +115,7 @@ def reports(forger: Forger, runs: Sequence[Run]) -> list[Report]:
 def text_of(report: Report) -> str:
     """Return what a command did outside, and the end of its output, in lines for a person."""
     lines = [f"{report.template}: statelog {' '.join(map(repr, report.words))}"]
-    lines += [f"  outside: {each}" for each in report.outside]
+    lines += [f"  outside: {path}" for path in report.outside]
     lines += [f"  status {report.status}: {line}" for line in report.output.splitlines()[-3:]]
     return "\n".join(lines)
 
@@ -139,7 +139,7 @@ def test_every_command_acts_within_the_location_only(
 ) -> None:
     forger = Forger(world(tmp_path), listener.port, only)
     forgeries = forger.make()
-    assert only is None or only == {each.name for each in forgeries}
+    assert only is None or only == {forgery.name for forgery in forgeries}
     runs = [
         run_of(forger, forgery, command, words)
         for forgery in forgeries
@@ -173,7 +173,9 @@ def test_the_tripwires_see_what_a_user_asks_for(tmp_path: Path, listener: Listen
     )  # fmt: skip
     before = len(listener.requests)
     runs = [run_of(forger, hostile, words[0], words[1:]) for words in calls]
-    read, wrote, ran, deleted, *_ = [" ".join(each.outside) for each in reports(forger, runs)]
+    read, wrote, ran, deleted, *_ = [
+        " ".join(reported.outside) for reported in reports(forger, runs)
+    ]
     assert f"touched {victim}/state/chk-1/_metadata" in read
     assert f"changed {victim}/copy/chk-2/_metadata" in wrote
     assert f"exec {victim}/secret.py" in ran

@@ -301,9 +301,6 @@ def test_unwritable_letters_fail_the_task(tmp_path: Path, monkeypatch: pytest.Mo
         assert job.base is None
 
 
-# ------------------------------------------------------------------------------- initial state
-
-
 # -------------------------------------------------------------------------- forget and retention
 
 

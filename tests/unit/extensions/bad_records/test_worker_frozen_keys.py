@@ -101,7 +101,7 @@ def test_a_frozen_key_is_as_it_was_before_its_failure(
         )
     of_rows = [letter for letter in letters_of(job) if not letter["timers"]]
     assert {(row[0], row[1]) for row in held} == {
-        (each["checkpoint_id"], each["key"][2:-2]) for each in of_rows
+        (letter["checkpoint_id"], letter["key"][2:-2]) for letter in of_rows
     }
 
 
@@ -171,8 +171,8 @@ def test_rows_of_a_frozen_key_are_handled_in_order_after_a_correction(tmp_path: 
         assert 0 == state.table("$frozen").num_rows
     corrected = journal(tmp_path / "job", corrected=True)
     assert 0 == sum(failures_of(ack).letters.count for ack in corrected.run(rows))
-    for each in (corrected, whole):
-        each.run([("k1", 13), ("k2", 14)])
+    for job in (corrected, whole):
+        job.run([("k1", 13), ("k2", 14)])
     state, expected = state_of(corrected), state_of(whole)
     assert expected == state
 

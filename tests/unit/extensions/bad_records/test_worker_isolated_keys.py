@@ -211,7 +211,7 @@ def test_files_of_dropped_output_are_deleted(
     )
     (ack,) = job.run([(key, -1 if key == MANY[-1] else 1) for key in MANY])
     assert isinstance(ack.output.staged, tuple)
-    named = {each.path for each in ack.output.staged}
+    named = {handle.path for handle in ack.output.staged}
     assert named == {info.path for info in job.store.list("output")}
     assert 149 == len(output_of(job, [ack]))
 

@@ -72,9 +72,9 @@ def test_columns_and_single_keys_agree(
     )
     for number, batch in enumerate(batches(key, seed)):
         expected: list[Any] = []
-        for each in dict.fromkeys(row[key] for row in batch):
-            rows = [Row(**row) for row in batch if row[key] == each]
-            expected += alone.test(each, rows)
+        for value in dict.fromkeys(row[key] for row in batch):
+            rows = [Row(**row) for row in batch if row[key] == value]
+            expected += alone.test(value, rows)
         by_columns = columns.testColumns(pa.Table.from_pylist(batch)).to_pylist()
         assert shown(by_columns) == shown([row.asDict() for row in expected])
         if mode == "EventTime":

@@ -154,6 +154,6 @@ def test_marks_of_frozen_keys_are_not_moved() -> None:
 def test_parts_share_all_key_groups(start: int, count: int, parts: int) -> None:
     whole = KeyGroupRange(start, start + count - 1)
     ranges = whole.split(parts)
-    assert [each for part in ranges for each in part] == list(whole)
+    assert [group for part in ranges for group in part] == list(whole)
     assert len(ranges) == min(parts, count)
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1

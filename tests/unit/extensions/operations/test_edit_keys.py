@@ -77,7 +77,7 @@ def expected(history: History) -> dict:
 
 
 def in_order(rows: dict) -> dict:
-    return {key: sorted(each, key=lambda row: str(row[0])) for key, each in rows.items()}
+    return {key: sorted(entries, key=lambda row: str(row[0])) for key, entries in rows.items()}
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -465,7 +465,7 @@ def test_tagged_checkpoints_are_published_and_retained(make: Make) -> None:
     report = published.publish(retain=1)
     assert (tagged, published.history.checkpoint_id) == report.published
     assert {"release": tagged} == report.tags
-    assert published.snapshots() == {at: each for each, at in report.versions.items()}
+    assert published.snapshots() == {at: checkpoint for checkpoint, at in report.versions.items()}
     published.check()
     published.history.run(1)
     assert {tagged, published.history.checkpoint_id} == {*published.publish(retain=1).versions}

@@ -179,7 +179,7 @@ def test_two_processes_that_follow_and_are_killed_publish_each_checkpoint_once(
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for at in range(40):
-            processes = [each for each in processes if each.poll() is None]
+            processes = [process for process in processes if process.poll() is None]
             while len(processes) < 2:
                 processes.append(subprocess.Popen(call, stdout=output, stderr=output))
             published.history.run(1)

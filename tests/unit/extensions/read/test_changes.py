@@ -41,7 +41,7 @@ def a_type(rng: random.Random, depth: int) -> tuple[pa.DataType, Values]:
     if shape == "struct":
         names = rng.sample("abc", rng.randrange(1, 4))
         parts = {name: a_type(rng, depth - 1) for name in names}
-        fields = [pa.field(name, one) for name, (one, _) in parts.items()]
+        fields = [pa.field(name, kind) for name, (kind, _) in parts.items()]
         return pa.struct(fields), _often_null(
             lambda rng: {name: make(rng) for name, (_, make) in parts.items()}
         )
@@ -80,14 +80,14 @@ def test_columns_are_equal_where_their_python_values_are(seed: int) -> None:
 
         def make(rng: random.Random) -> Any:
             value = whole(rng)
-            return None if value is None else {one.name: value[one.name] for one in kept}
+            return None if value is None else {field.name: value[field.name] for field in kept}
 
     right = a_column(rng, kind, make, rows)
     if rng.random() < 0.5 and left.type == right.type:  # equal in most rows
         at = [row if rng.random() < 0.8 else rows + row for row in range(rows)]
         right = pa.concat_arrays([left, right]).take(pa.array(at, pa.int64()))
     pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
-    wanted = [comparable(one) == comparable(other) for one, other in pairs]
+    wanted = [comparable(before) == comparable(after) for before, after in pairs]
     assert wanted == equal_rows(left, right).tolist()
 
 
@@ -141,7 +141,9 @@ def reference(
             for name in names
         ]
         by_key = dict(zip(keys, zip(*states, strict=True), strict=True))
-        return {key: one for key, one in by_key.items() if any(cell is not None for cell in one)}
+        return {
+            key: cells for key, cells in by_key.items() if any(cell is not None for cell in cells)
+        }
 
     olds, news = cells(before), cells(after)
     rows = []

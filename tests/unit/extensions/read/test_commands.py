@@ -126,7 +126,7 @@ def test_all_variables_of_a_key_are_read(call, stored):
 
 def test_a_null_in_a_key_is_named(call, stored):
     rows = stored.history.model.rows("total", stored.history.last_ms)
-    number = next(each for each in rows if key_of(each)[1] is None)
+    number = next(row for row in rows if key_of(row)[1] is None)
     for words in (["total"], []):
         key = [*words, str(number), r"\N"]
         lines = call.lines("get", stored.location, *key)

@@ -80,10 +80,10 @@ def test_tables_keys_and_histories_are_those_of_the_model(seed: int) -> None:
     for (name, number), by_checkpoint in values.items():
         versions = state.history(name, key_of(number))
         assert retained == [version.checkpoint_id for version in versions]
-        assert [by_checkpoint.get(one) for one in retained] == [
+        assert [by_checkpoint.get(number) for number in retained] == [
             version.value for version in versions
         ]
-        assert [history.taken_at_ms[one] for one in retained] == [
+        assert [history.taken_at_ms[number] for number in retained] == [
             version.as_of_ms for version in versions
         ]
 
@@ -103,8 +103,8 @@ def test_a_key_is_found_without_the_other_key_groups(monkeypatch: pytest.MonkeyP
     state = LocationState(history.store)
     for number in range(KEYS):
         state.get(TIMERS_NAME, key_of(number))
-    assert [KeyGroupRange(one, one) for one in map(group_of, range(KEYS))] == restored
-    assert len({one.start for one in restored}) == GROUPS
+    assert [KeyGroupRange(groups, groups) for groups in map(group_of, range(KEYS))] == restored
+    assert len({groups.start for groups in restored}) == GROUPS
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def test_few_readers_are_kept_open(stored: tuple[Path, History]) -> None:
     state = sl.open(folder)
     ids = [checkpoint.checkpoint_id for checkpoint in state.checkpoints() if checkpoint.is_retained]
     assert len(ids) == 3
-    readers = [state.reader(one) for one in ids]
+    readers = [state.reader(checkpoint_id) for checkpoint_id in ids]
     assert state.reader(ids[2]) is readers[2]
     with pytest.raises(ClosedError):
         readers[0].table("total")

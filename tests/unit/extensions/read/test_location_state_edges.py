@@ -142,7 +142,7 @@ def test_a_replica_follows_a_query_in_another_process(tmp_path: Path) -> None:
             assert replica.wait_for(last, timeout_s=30) == last
             seen[last] = replica.table("$timers").num_rows
             assert replica.status().error is None
-        assert {one: counts[one] for one in seen} == seen
+        assert {number: counts[number] for number in seen} == seen
         assert len(seen) > 3
     finally:
         writer.kill()

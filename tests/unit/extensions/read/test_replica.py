@@ -69,7 +69,7 @@ def check(
     now_ms = now_ms or history.taken_at_ms[replica.checkpoint]
     assert live_names(model) == [variable.name for variable in replica.variables()]
     count = 0
-    numbers = [each for each in range(KEYS) if groups is None or group_of(each) in groups]
+    numbers = [number for number in range(KEYS) if groups is None or group_of(number) in groups]
     versions = replica.get_all(
         live_names(model), [key_of(number) for number in [*numbers, *numbers[:2]]]
     )
@@ -410,7 +410,7 @@ def test_close_is_idempotent_and_ends_waits(followed: tuple[Calm, Replica]) -> N
     replica.close()
     replica.close()
     waiting.join(60)
-    assert [ClosedError] == [type(one) for one in ends]
+    assert [ClosedError] == [type(error) for error in ends]
     assert "statelog-replica" not in {thread.name for thread in threading.enumerate()}
     for use in (
         replica.refresh,
@@ -443,7 +443,9 @@ def test_many_threads_read_whole_checkpoints() -> None:
         while not stop.is_set():
             try:
                 rows = rows_of(replica.table("$timers"))
-                matching = [one for one, model in list(wanted.items()) if model == rows]
+                matching = [
+                    checkpoint_id for checkpoint_id, model in list(wanted.items()) if model == rows
+                ]
                 seen.append(matching[-1] if matching else None)
             except BaseException as error:
                 failures.append(error)

@@ -177,7 +177,7 @@ def test_a_key_is_removed_from_all_recordings(job: RecordedJob) -> None:
     assert () == other.differences
     assert ([1], {"counts": {(1,): (1,)}}) == (
         [row.n for row in other.input],
-        {name: one for name, one in other.recorded_result.state.items() if name == "counts"},  # type: ignore[union-attr]
+        {name: value for name, value in other.recorded_result.state.items() if name == "counts"},  # type: ignore[union-attr]
     )
     assert (failed,) == forget_key(store, "k3").deleted
     assert all(not recording.is_failure for recording in list_recordings(store))

@@ -56,13 +56,13 @@ def flip(file: Path, at: int = -1) -> None:
 def verified(call, job: RecordedJob, status: int) -> tuple[list[Any], list[Any], Any]:
     """Return what `verify` prints of each object, of those with a finding, and its summary."""
     *objects, summary = call.lines("verify", job.location, status=status)
-    return objects, [each for each in objects if not each["ok"]], summary["summary"]
+    return objects, [item for item in objects if not item["ok"]], summary["summary"]
 
 
 def test_whole_recordings_are_verified(call, job: RecordedJob) -> None:
     objects, bad, _ = verified(call, job, 0)
     assert [] == bad
-    assert 4 == [each["kind"] for each in objects].count("recording")
+    assert 4 == [item["kind"] for item in objects].count("recording")
 
 
 @pytest.mark.parametrize("which", [0, -1])
@@ -84,7 +84,7 @@ def test_verify_reports_a_newer_and_a_missing_recording(call, job: RecordedJob) 
     first.write_bytes(data[:4] + b"\x09" + data[5:])
     second.unlink()
     _, bad, summary = verified(call, job, 1)
-    assert {"newer", "missing"} == {each["finding"] for each in bad}
+    assert {"newer", "missing"} == {item["finding"] for item in bad}
     assert summary["newest_sound"] is None, "a restore needs every object to exist"
 
 

@@ -24,6 +24,6 @@ def luminance(colour: tuple[float, float, float]) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: tuple[float, float, float], other: tuple[float, float, float]) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
+def contrast(colour: tuple[float, float, float], other: tuple[float, float, float]) -> float:
+    low, high = sorted((luminance(colour), luminance(other)))
     return (high + 0.05) / (low + 0.05)

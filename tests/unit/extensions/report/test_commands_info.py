@@ -42,8 +42,8 @@ def test_operators_and_variables_are_named(call, tmp_path: Path) -> None:
     history = History("info", local(tmp_path))
     history.run(3)
     (operator,) = call.lines("info", str(tmp_path))[0]["operators"]
-    assert set(NAMES) <= {each["name"] for each in operator["variables"]}
-    assert {"value", "list", "map"} <= {each["kind"] for each in operator["variables"]}
+    assert set(NAMES) <= {variable["name"] for variable in operator["variables"]}
+    assert {"value", "list", "map"} <= {variable["kind"] for variable in operator["variables"]}
     said = call("info", str(tmp_path))
     assert f"operator     {operator['name']}, by {operator['key']}" in said
     assert f"  statelog read {tmp_path} {operator['variables'][0]['name']}" in said

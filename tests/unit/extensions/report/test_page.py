@@ -51,7 +51,7 @@ def test_every_section_is_there_and_linked(found: Reader) -> None:
         *("overview", "state", "batches", "key-groups", "restart", "bill", "checkpoints")
     ] == sections
     links = [facts["href"] for name, facts in found.tags if name == "a"]
-    assert [f"#{one}" for one in ["main", *sections]] == links
+    assert [f"#{section}" for section in ["main", *sections]] == links
 
 
 def test_ids_are_unique_and_references_have_a_target(found: Reader) -> None:
@@ -118,7 +118,7 @@ def test_the_page_has_the_figures_and_the_price_lists(figures: Figures) -> None:
     facts = json.loads(block_of(page(figures)))
     lists = facts.pop("price_lists")
     assert json.loads(json.dumps(figures.to_json())) == facts
-    assert list(PRICES) == [one["name"] for one in lists]
+    assert list(PRICES) == [prices["name"] for prices in lists]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,7 +136,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"])) | st.just(NASTY) | st.
 
 @given(
     st.recursive(
-        texts | st.integers() | st.none(), lambda one: st.lists(one) | st.dictionaries(texts, one)
+        texts | st.integers() | st.none(),
+        lambda children: st.lists(children) | st.dictionaries(texts, children),
     )
 )
 def test_data_come_back_and_cannot_end_their_block(value: object) -> None:

@@ -86,7 +86,7 @@ class Browser:
         self.driver.switch_to.active_element.send_keys(*pressed)
 
     def texts(self, selector: str) -> list[str]:
-        code = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent.toWellFormed())"
+        code = "return [...document.querySelectorAll(arguments[0])].map((element) => element.textContent.toWellFormed())"
         return list(self.run(code, selector))
 
     def rows(self, selector: str) -> list[list[str]]:
@@ -115,7 +115,7 @@ def browser(driver: Any, figures: Figures, tmp_path: Path) -> Browser:
 
 
 def colour(text: str) -> tuple[float, float, float]:
-    red, green, blue = (int(one) / 255 for one in re.findall(r"\d+", text)[:3])
+    red, green, blue = (int(part) / 255 for part in re.findall(r"\d+", text)[:3])
     return red, green, blue
 
 
@@ -137,7 +137,7 @@ COLOURS = """
 def test_the_page_logs_nothing_and_requests_nothing(browser: Browser) -> None:
     browser.run("window.scrollTo(0, document.body.scrollHeight)")
     assert [] == browser.driver.get_log("browser")
-    assert [browser.url] == [one for one in browser.requests() if not one.startswith("data:")]
+    assert [browser.url] == [url for url in browser.requests() if not url.startswith("data:")]
     assert browser.run("return document.documentElement.classList.contains('scripted')")
 
 
@@ -179,11 +179,11 @@ def test_no_width_needs_to_scroll_sideways(browser: Browser, width: int) -> None
     assert browser.run("return document.documentElement.scrollWidth") <= width
     hidden = browser.run(
         """
-        return [...document.querySelectorAll("main *")].filter((one) => {
-          if (one.closest(".scroll, .hidden, svg")) return false;
-          const box = one.getBoundingClientRect();
+        return [...document.querySelectorAll("main *")].filter((element) => {
+          if (element.closest(".scroll, .hidden, svg")) return false;
+          const box = element.getBoundingClientRect();
           return box.width && (box.right > innerWidth + 1 || box.left < -1);
-        }).map((one) => one.className || one.tagName);
+        }).map((element) => element.className || element.tagName);
         """
     )
     assert [] == hidden
@@ -194,10 +194,10 @@ def test_the_keyboard_reaches_every_control(browser: Browser) -> None:
         """
         const all = 'a[href], input, summary, [tabindex="0"]';
         const groups = new Set();
-        return [...document.querySelectorAll(all)].filter((one) => {
-          if (one.closest("details:not([open])") && one.tagName !== "SUMMARY") return false;
-          if (one.type === "radio") { const first = !groups.has(one.name); groups.add(one.name); return first; }
-          return one.checkVisibility();
+        return [...document.querySelectorAll(all)].filter((element) => {
+          if (element.closest("details:not([open])") && element.tagName !== "SUMMARY") return false;
+          if (element.type === "radio") { const first = !groups.has(element.name); groups.add(element.name); return first; }
+          return element.checkVisibility();
         }).length;
         """
     )
@@ -207,11 +207,11 @@ def test_the_keyboard_reaches_every_control(browser: Browser) -> None:
         browser.press(keys.TAB)
         facts = browser.run(
             """
-            const one = document.activeElement;
-            if (one === document.body) return null;
-            const drawn = one.type === "radio" ? one.nextElementSibling : one;
+            const element = document.activeElement;
+            if (element === document.body) return null;
+            const drawn = element.type === "radio" ? element.nextElementSibling : element;
             const style = getComputedStyle(drawn);
-            const place = [...document.querySelectorAll("*")].indexOf(one);
+            const place = [...document.querySelectorAll("*")].indexOf(element);
             return [place, style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2];
             """
         )
@@ -246,22 +246,22 @@ def test_arrow_keys_read_the_values_of_a_chart(browser: Browser) -> None:
 def test_every_control_and_picture_has_a_name(browser: Browser) -> None:
     nameless = browser.run(
         """
-        const named = (one) => (one.getAttribute("aria-label") || "").trim()
-          || (one.getAttribute("aria-labelledby") || "").split(" ").some((id) => document.getElementById(id)?.textContent.trim())
-          || (one.labels && [...one.labels].some((label) => label.textContent.trim()))
-          || (["A", "SUMMARY"].includes(one.tagName) && one.textContent.trim());
+        const named = (element) => (element.getAttribute("aria-label") || "").trim()
+          || (element.getAttribute("aria-labelledby") || "").split(" ").some((id) => document.getElementById(id)?.textContent.trim())
+          || (element.labels && [...element.labels].some((label) => label.textContent.trim()))
+          || (["A", "SUMMARY"].includes(element.tagName) && element.textContent.trim());
         const all = 'a[href], input, summary, [tabindex="0"], svg, figure, section, nav, form, [role]';
-        return [...document.querySelectorAll(all)].filter((one) => !named(one)).map((one) => one.outerHTML.slice(0, 120));
+        return [...document.querySelectorAll(all)].filter((element) => !named(element)).map((element) => element.outerHTML.slice(0, 120));
         """
     )
     assert [] == nameless
     levels = browser.run(
-        "return [...document.querySelectorAll('h1,h2,h3')].map((one) => Number(one.tagName[1]))"
+        "return [...document.querySelectorAll('h1,h2,h3')].map((element) => Number(element.tagName[1]))"
     )
     assert 1 == levels.count(1) and 1 == levels[0]
     assert all(after - before <= 1 for before, after in pairwise(levels))
     assert browser.run(
-        "return [...document.querySelectorAll('table')].every((one) => one.caption && one.querySelector('th[scope=col]'))"
+        "return [...document.querySelectorAll('table')].every((element) => element.caption && element.querySelector('th[scope=col]'))"
     )
 
 
@@ -269,10 +269,10 @@ def test_controls_are_large_enough_to_touch(browser: Browser) -> None:
     browser.open(360)
     small = browser.run(
         """
-        return [...document.querySelectorAll("nav a, summary, .theme label, .field input, .cursor")].filter((one) => {
-          const box = one.getBoundingClientRect();
+        return [...document.querySelectorAll("nav a, summary, .theme label, .field input, .cursor")].filter((element) => {
+          const box = element.getBoundingClientRect();
           return box.height < 24 || box.width < 24;
-        }).map((one) => one.outerHTML.slice(0, 80));
+        }).map((element) => element.outerHTML.slice(0, 80));
         """
     )
     assert [] == small
@@ -322,8 +322,8 @@ def test_print_shows_the_charts_without_controls(browser: Browser) -> None:
         """
         return [
           getComputedStyle(document.body).backgroundColor,
-          [...document.querySelectorAll("nav, .theme, .cursor, .field input")].filter((one) => one.checkVisibility()).length,
-          [...document.querySelectorAll(".chart svg")].filter((one) => one.getBoundingClientRect().height > 50).length,
+          [...document.querySelectorAll("nav, .theme, .cursor, .field input")].filter((element) => element.checkVisibility()).length,
+          [...document.querySelectorAll(".chart svg")].filter((element) => element.getBoundingClientRect().height > 50).length,
         ];
         """
     )
@@ -332,9 +332,7 @@ def test_print_shows_the_charts_without_controls(browser: Browser) -> None:
 
 @pytest.mark.parametrize("name", [NASTY.replace("alert(1)", "document.title=1"), *NAMES])
 def test_names_are_shown_as_text(driver: Any, figures: Figures, tmp_path: Path, name: str) -> None:
-    kinds = (
-        "return [...new Set([...document.querySelectorAll('*')].map((one) => one.tagName))].sort()"
-    )
+    kinds = "return [...new Set([...document.querySelectorAll('*')].map((element) => element.tagName))].sort()"
     (tmp_path / "plain").mkdir()
     expected = {*Browser(driver, tmp_path / "plain", page(figures)).run(kinds), "STRONG"}
     browser = Browser(driver, tmp_path, page(named(figures, name)))
@@ -382,7 +380,7 @@ def small(driver: Any, tmp_path: Path) -> Browser:
 
 def test_bars_are_stacked_and_an_unknown_value_is_none(small: Browser) -> None:
     paths = small.run(
-        "return [...document.querySelectorAll('#durations path')].map((one) => one.getAttribute('d'))"
+        "return [...document.querySelectorAll('#durations path')].map((element) => element.getAttribute('d'))"
     )
     # The scale ends at 4, so a value of one is 25 of 100 high; y counts from the top.
     assert "4 ms" == small.texts("#durations .scale span")[0]
@@ -464,8 +462,8 @@ def test_scales_end_above_the_largest_value_and_not_far(driver: Any, tmp_path: P
     counts = {0: "4", 1: "4", 5: "8", 11: "12", 6045: "8,000", 469: "600"}
     sizes = {900: "1,000 B", 700 * 1024: "800 KiB", 1020 * 1024: "1 MiB", 1153434: "1.2 MiB"}
     skew = (
-        *(KeyGroups(operator=str(one), keys=(one,), change_bytes=()) for one in counts),
-        *(KeyGroups(operator=str(one), keys=(), change_bytes=(one,)) for one in sizes),
+        *(KeyGroups(operator=str(count), keys=(count,), change_bytes=()) for count in counts),
+        *(KeyGroups(operator=str(count), keys=(), change_bytes=(count,)) for count in sizes),
     )
     text = page(replace(EMPTY, checkpoints=(checkpoint(1),), skew=skew))
     tops = Browser(driver, tmp_path, text).texts("#key-groups .scale span:first-child")

@@ -48,4 +48,4 @@ def test_durations(value: float, text: str) -> None:
 
 def test_shares_and_numbers_of_things() -> None:
     assert "71 %" == texts.percent(0.712)
-    assert ["1 object", "2,000 objects"] == [texts.plural(one, "object") for one in (1, 2000)]
+    assert ["1 object", "2,000 objects"] == [texts.plural(count, "object") for count in (1, 2000)]

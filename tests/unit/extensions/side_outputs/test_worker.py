@@ -123,11 +123,13 @@ def test_a_job_that_leaves_keys_out_is_the_job_without_them(
     if policy is SKIP:
         assert letters == 0
         return
-    of_rows = [(each["batch_id"], each["key"][2:-2]) for each in stored if not each["timers"]]
+    of_rows = [
+        (letter["batch_id"], letter["key"][2:-2]) for letter in stored if not letter["timers"]
+    ]
     assert sorted(of_rows) == sorted(
         (number, key) for number, (_, rows) in enumerate(history) for key in failed_in(rows)
     )
-    assert {"handleExpiredTimer"} >= {each["method"] for each in stored if each["timers"]}
+    assert {"handleExpiredTimer"} >= {letter["method"] for letter in stored if letter["timers"]}
 
 
 # ----------------------------------------------------------------------------------- single calls
@@ -237,9 +239,9 @@ def test_many_rows_are_written_to_files(tmp_path: Path, monkeypatch: pytest.Monk
     job = late_job(tmp_path, Many())
     (ack,) = job.run([("a", "row", 60_000), ("b", "row", 10)])
     emitted = emitted_by(ack)
-    assert 60_010 == sum(each.count for each in emitted)
+    assert 60_010 == sum(addition.count for addition in emitted)
     assert 16_384 >= max(
-        each.count for each in emitted
+        addition.count for addition in emitted
     )  # a key has 60,000 rows, and few of them are held
     rows = rows_of(job.location, "late")
     assert 60_010 == len(rows) == len(set(rows))

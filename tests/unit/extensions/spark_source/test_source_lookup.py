@@ -6,11 +6,11 @@ import sys
 CODE = """
 import pkgutil, sys
 from pyspark.sql.datasource import DataSource
-found = {each.name for each in pkgutil.iter_modules()}
+found = {module.name for module in pkgutil.iter_modules()}
 assert "pyspark_statelog" in found
 import pyspark_statelog
 assert issubclass(pyspark_statelog.DefaultSource, DataSource)
-print(pyspark_statelog.DefaultSource.name(), *(each for each in sys.modules if each == "statelog"))
+print(pyspark_statelog.DefaultSource.name(), *(module for module in sys.modules if module == "statelog"))
 """
 
 

@@ -66,11 +66,11 @@ def test_long_tests_have_the_state_of_a_dictionary() -> None:
         else:
             with pytest.raises(ProcessorError, match="below zero"):
                 tester.test(key, [Row(n=-10_000)])
-        for each in "abc":
-            value = totals.get(each)
-            assert (None if value is None else (value,)) == tester.peekValueState("total", each)
-            live = [(n,) for at, n in recent.get(each, []) if at + 50 > now]
-            assert live == tester.peekListState("recent", each)
+        for key in "abc":
+            value = totals.get(key)
+            assert (None if value is None else (value,)) == tester.peekValueState("total", key)
+            live = [(n,) for at, n in recent.get(key, []) if at + 50 > now]
+            assert live == tester.peekListState("recent", key)
 
 
 def test_an_error_does_not_advise_what_only_a_query_can_do() -> None:

@@ -36,7 +36,7 @@ def ask(handle: Any, kind: str, name: str) -> Any:
         return handle.getListState(name, "n int")
     if kind == "map":
         return handle.getMapState(name, "k int", "n int")
-    return handle.getReducingState(name, "n int", lambda one, other: one)
+    return handle.getReducingState(name, "n int", lambda first, other: first)
 
 
 class Deleting(StatefulProcessor):

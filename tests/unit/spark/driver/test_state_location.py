@@ -171,7 +171,7 @@ def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore)
         coordinator.complete(checkpoint_id, properties={})
     before = set(store.objects)
     started.clean_up.finish()
-    kept = {f"chk-{each}/_metadata" for each in range(checkpoint_id - 2, checkpoint_id + 1)}
+    kept = {f"chk-{number}/_metadata" for number in range(checkpoint_id - 2, checkpoint_id + 1)}
     newest = coordinator.latest
     assert newest is not None
     needed = set(newest.referenced_paths())

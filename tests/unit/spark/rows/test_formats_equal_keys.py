@@ -75,8 +75,11 @@ def test_processors_get_zero_for_both_zeros(
         values = [{"start": None, "part": value} for value in values]
     keyed_input = read(format_name, kind, kind, values)
     entries = [(repr(key), repr(shown)) for key, shown, _ in keyed_input.keys(3)]
-    given = [repr(({"start": None, "part": one},) if is_nested else (one,)) for one in (0.0, 1.5)]
-    held = [repr(((None, one),) if is_nested else (one,)) for one in (0.0, 1.5)]
+    given = [
+        repr(({"start": None, "part": number},) if is_nested else (number,))
+        for number in (0.0, 1.5)
+    ]
+    held = [repr(((None, number),) if is_nested else (number,)) for number in (0.0, 1.5)]
     assert list(zip(held, given, strict=True)) == entries
 
 

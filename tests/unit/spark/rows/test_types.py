@@ -20,7 +20,7 @@ FIXED: list[tuple[pa.DataType, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "value"), FIXED, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(("kind", "value"), FIXED, ids=lambda part: str(part)[:20])
 def test_a_batch_has_at_most_that_many_bytes(kind: pa.DataType, value: Any) -> None:
     rows = 1000
     schema = pa.schema([("x", kind)])

@@ -26,13 +26,13 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def option(one: socket.socket, name: int) -> int:
-    return one.getsockopt(socket.IPPROTO_TCP, name)
+def option(end: socket.socket, name: int) -> int:
+    return end.getsockopt(socket.IPPROTO_TCP, name)
 
 
-def late(one: socket.socket) -> None:
+def late(end: socket.socket) -> None:
     """Let a socket acknowledge late, as Linux does on its own after some traffic."""
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
 
 
 def batch(value: int) -> pa.RecordBatch:

@@ -185,7 +185,7 @@ CASES = {
         TopK(3),
         PAIRS,
         {"": (pa.list_(ROW), lambda r: ranked(r, 3))},
-        (pa.list_(pa.string()), lambda r: [one["value"] for one in ranked(r, 3)]),
+        (pa.list_(pa.string()), lambda r: [item["value"] for item in ranked(r, 3)]),
     ),
 }
 
@@ -234,7 +234,7 @@ def test_batches_combine_to_the_aggregate_of_all_rows(case: Case, data: st.DataO
     got = combined.column("v").to_pylist()
     assert combined.column("key").to_pylist() == list(range(keys))
     if case.is_close:
-        assert [one is None for one in got] == [one is None for one in expected]
+        assert [value is None for value in got] == [value is None for value in expected]
         assert known(got) == pytest.approx(known(expected), rel=1e-9, abs=1e-9)
     else:
         assert repr(got) == repr(pa.array(expected, case.result[0]).to_pylist())
@@ -243,9 +243,9 @@ def test_batches_combine_to_the_aggregate_of_all_rows(case: Case, data: st.DataO
 def sketches(*values: Sequence[int]) -> pa.Array:
     datasketches = pytest.importorskip("datasketches")
     made = []
-    for value in values:
+    for numbers in values:
         sketch = datasketches.hll_sketch(9, datasketches.tgt_hll_type.HLL_8)
-        for value in each:
+        for value in numbers:
             sketch.update(value)
         made.append(sketch.serialize_updatable())
     return pa.array(made, pa.binary())

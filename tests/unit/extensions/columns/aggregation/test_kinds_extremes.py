@@ -36,7 +36,7 @@ def column(kind: DataType, by: list[list[float]], values: list[list[Any]]) -> pa
         StructType([StructField("x", ArrayType(StructType(fields), containsNull=False))])
     )
     rows = [
-        [{"by": one, "value": value} for one, value in zip(*pair, strict=True)]
+        [{"by": by, "value": value} for by, value in zip(*pair, strict=True)]
         for pair in zip(by, values, strict=True)
     ]
     return pa.array(rows, field.type)

@@ -89,7 +89,7 @@ class SlotWorld(World):
         if (
             self.mode.columns
         ):  # a cold key counts once; a timer of a row that was moved is too early
-            assert [bool(one) for one in entries] >= [bool(one) for one in counts[list(part)]]
+            assert [bool(cell) for cell in entries] >= [bool(cell) for cell in counts[list(part)]]
             assert first <= wanted
         else:
             assert entries == counts[list(part)].tolist()
