@@ -61,20 +61,20 @@ class Idea:
 IDEAS = (
     Idea("where the state of a query is stored", "location", "LOCATION --location"),
     Idea(
-        "the same, next to a checkpointLocation",
+        "the same, if there is also a checkpointLocation",
         "state_location",
         "--state-location",
         "stateLocation",
     ),
     Idea("a folder, as `load` and `save` of Spark name it", "path", "", "path"),
-    Idea("a location that a call makes", "new_location", "NEW_LOCATION"),
+    Idea("a location that a call creates", "new_location", "NEW_LOCATION"),
     Idea(
         "the checkpointLocation of a query",
         "checkpoint_location",
         "CHECKPOINT_LOCATION --checkpoint-location",
     ),
     Idea(
-        "a checkpointLocation that a call makes",
+        "a checkpointLocation that a call creates",
         "new_checkpoint_location",
         "--new-checkpoint-location",
     ),
@@ -85,7 +85,7 @@ IDEAS = (
         "--checkpoint",
         "checkpoint",
     ),
-    Idea("only what comes after this checkpoint", "since", "--since", "since"),
+    Idea("only changes after this checkpoint", "since", "--since", "since"),
     Idea("two checkpoints that are compared", "before after", "BEFORE AFTER"),
     Idea("the number of a micro-batch", "batch_id", "--batch-id", "batchId"),
     Idea("an operator, by its name", "operator", "--operator", "operator"),
@@ -97,12 +97,12 @@ IDEAS = (
     Idea("the kind of a tag", "kind", "--kind"),
     Idea("a text for people", "comment", "--comment"),
     Idea("make the changes", "apply", "--apply"),
-    Idea("time for which a query must have been idle", "min_idle", "--min-idle"),
+    Idea("how long a query must have been idle", "min_idle", "--min-idle"),
     Idea("delete bytes at once", "now", "--now"),
     Idea("state to set, and keys to delete", "set delete", "--set --delete"),
     Idea("fork without the position of the sources", "state_only", "--state-only"),
     Idea("copy the objects", "copy", "--copy"),
-    Idea("objects copied at once", "parallelism", "--parallelism"),
+    Idea("number of objects copied at the same time", "parallelism", "--parallelism"),
     Idea("a processor", "processor", "--processor"),
     Idea("values of a change, or of state", "value values", "--values"),
     Idea("an SQL statement", "statement", "STATEMENT"),
@@ -110,7 +110,7 @@ IDEAS = (
     Idea("a table to publish to", "iceberg delta", "--iceberg --delta"),
     Idea("properties of a catalog", "catalog_options", "--catalog-option"),
     Idea("versions of a table to retain", "retain", "--retain"),
-    Idea("time between two looks", "interval_s", "--interval"),
+    Idea("time between two checks", "interval_s", "--interval"),
 )
 
 

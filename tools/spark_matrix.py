@@ -8,7 +8,6 @@ did not run keeps its row; the names of failed tests go to the standard output.
 """
 
 import argparse
-import datetime as dt
 import os
 import subprocess
 import sys
@@ -110,8 +109,6 @@ def _count(version: str) -> Counter[str] | None:
             count[outcome] += 1
             if outcome == "failed":
                 print(f"Spark {version}: failed {case.get('classname')}::{case.get('name')}")
-    newest = max((path.stat().st_mtime for path in reports), default=0.0)
-    count["day"] = int(newest // 86_400)
     return count if reports else None
 
 
@@ -131,17 +128,16 @@ def _outcome(case: ET.Element) -> str:
 
 def _table(counts: dict[str, Counter[str]], earlier: Sequence[str]) -> str:
     lines = [
-        "| Spark | Day | Passed | Failed | Not offered there | Skipped for another reason |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| Spark | Passed | Failed | Not offered there | Skipped for other reasons |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
     for version in VERSIONS:
         if version not in counts:
             lines += [line for line in earlier if line.startswith(f"| {version} |")]
             continue
         count = counts[version]
-        day = dt.date.fromtimestamp(count["day"] * 86_400)
         cells = [count[name] for name in ("passed", "failed", "not offered", "skipped")]
-        lines.append(f"| {version} | {day} | {' | '.join(map(str, cells))} |")
+        lines.append(f"| {version} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 

@@ -214,9 +214,9 @@ class Reason(enum.StrEnum):
     """
     SUBSUMED = "subsumed"
     """
-    The checkpoint existed, and it or what leads to it was deleted.
+    The checkpoint existed, but it or an object that leads to it was deleted.
 
-    Choose a retained one; retain more (`retainedCheckpoints`), or tag those that you need.
+    Choose a retained one. Retain more (`retainedCheckpoints`), or tag the ones that you need.
     """
     DAMAGED = "damaged"
     """
@@ -233,10 +233,10 @@ class Reason(enum.StrEnum):
     ACTIVE = "active"
     """A query runs, or committed during the call. Stop the query, or repeat the call."""
     CONTENDED = "contended"
-    """Other owners claimed the location each time. Look whether the job is started more than once."""
+    """Other owners claimed the location each time. Check whether the job was started more than once."""
     OTHER_QUERY = "other_query"
     """
-    The state is the one of another query.
+    The state belongs to a different query.
 
     Use its checkpointLocation, another location, or `adopt=True`.
     """
@@ -250,30 +250,30 @@ class Reason(enum.StrEnum):
     """`checkpoint="empty"` was asked for, and the location contains a checkpoint. Use an empty location."""
     MAX_PARALLELISM = "max_parallelism"
     """
-    The location has another number of key groups than the query asks for.
+    The location's number of key groups differs from the query's.
 
-    Leave `maxParallelism` as it was: it is fixed for the lifetime of the state.
+    Restore the old `maxParallelism`: it is fixed for the lifetime of the state.
     """
     INCOMPATIBLE = "incompatible"
     """The stored state does not fit the processor or the call. The message names the difference."""
     FOREIGN_STATE = "foreign_state"
-    """The location or checkpointLocation contains state of another owner. The message names it."""
+    """The location or checkpointLocation contains state of a different owner. The message names it."""
     PARENT = "parent"
     """The parent of a fork cannot be read. Name its place: `--parent URL`, or the store option `parents`."""
     PINNED = "pinned"
-    """A tag or a fork retains what is to be deleted. Delete the tag (`statelog tag --remove`), or wait for it."""
+    """A tag or a fork retains what the call would delete. Delete the tag (`statelog tag --remove`), or wait for it."""
     NOT_NEWER = "not_newer"
     """
-    The checkpoint does not follow the one that the reader or table has.
+    The checkpoint does not follow the one that the reader or table contains.
 
-    Begin again with a newer one, or with a new table.
+    Start again with a newer one, or with a new table.
     """
     OBJECTS_MISSING = "objects_missing"
     """Objects of the checkpoint do not exist. `statelog verify` lists them."""
     UNDELIVERED = "undelivered"
     """The output of a micro-batch may not have reached the sink. Start the query once more, and stop it."""
     IN_PROGRESS = "in_progress"
-    """A checkpoint or micro-batch is under way. Repeat the call in a moment."""
+    """A checkpoint or micro-batch is in progress. Repeat the call in a moment."""
     COMMITTING = "committing"
     """The checkpoint is being committed. Call `complete` again, or `decline`."""
     DECLINED = "declined"
@@ -283,12 +283,12 @@ class Reason(enum.StrEnum):
     NOT_NEXT = "not_next"
     """The number is not the next one of the location. Trigger `next_checkpoint_id`."""
     UNKNOWN = "unknown"
-    """The checkpoint is not under way. Trigger it first."""
+    """The checkpoint is not in progress. Trigger it first."""
     UNKNOWN_RANGE = "unknown_range"
     """The checkpoint was not triggered for these key groups. Trigger it for the ranges of all tasks."""
     FOREIGN_KEY_GROUPS = "foreign_key_groups"
     """
-    A task acknowledged state of key groups that are not its own.
+    A task acknowledged state of key groups that it does not own.
 
     Acknowledge the ranges that were triggered.
     """
@@ -341,7 +341,7 @@ class CheckpointNotFoundError(CheckpointError):
 
 
 class CheckpointSubsumedError(CheckpointNotFoundError):
-    """The checkpoint existed, and it or what leads to it was deleted."""
+    """The checkpoint existed, but it or an object that leads to it was deleted."""
 
     reason = Reason.SUBSUMED
 

@@ -108,5 +108,5 @@ def test_what_is_wrong_is_said(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(StreamingQueryException, match="has 32 MiB, and at most 16 MiB"):
         job.run()
     options = {"broadcast": {"rules": source.frame}}
-    with pytest.raises(StreamingQueryException, match="is a stream: give it as a second input"):
+    with pytest.raises(StreamingQueryException, match="is a stream: pass it as a second input"):
         Job(source, tmp_path / "b", ["key"], Rated(), OUTPUT, options).run()

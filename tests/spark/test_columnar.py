@@ -101,7 +101,7 @@ class Wrong(ColumnarTotals):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("rows", "3 rows were given for 2 keys"),
+        ("rows", "3 rows for 2 keys"),
         ("field", "state 'total' has the columns total, rows; the table given has total"),
         ("type", "field 'total' takes int64, not string"),
         ("output", "the output has the columns key, total, rows"),

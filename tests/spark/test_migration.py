@@ -229,7 +229,7 @@ def test_what_is_no_state_of_spark_is_refused(spark: SparkSession, tmp_path: Pat
         text
     ) in TEXTS:  # here because there is a session: no JVM is needed to read these, see ddl.py
         assert parse_ddl(text) == spark._parse_ddl(text), text
-    with pytest.raises(Exception, match="is no transformWithState; found: none"):
+    with pytest.raises(Exception, match="is not a transformWithState; found: none"):
         spark_state(spark, str(tmp_path))
     processor = with_initial_state(Totals())
     row = Row(statelog_state={"other": {"n": 1}}, statelog_timers=None)

@@ -2,7 +2,7 @@
 The scenarios of Spark's own tests of transformWithState, where `enable(spark)` is all that differs.
 
 Each runs the same code twice: in a session as it is, with Spark's operator and RocksDB, and in one
-that was enabled.  docs/reference/parity.md says which scenario is covered where.
+that was enabled.  tests/parity.md says which scenario is covered where.
 """
 
 import datetime as dt

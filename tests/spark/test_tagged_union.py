@@ -81,7 +81,7 @@ def test_rows_of_both_inputs_reach_one_key(spark: SparkSession, tmp_path: Path) 
         (["order", "payment"], ["id", "amount"], None, "'payment' does not have the column amount"),
         (["order", "other"], ["id"], None, "'id' differs: bigint in 'order', string in 'other'"),
         (["order", "other"], ["at"], None, "'other' does not have the column at"),
-        (["keys"], ["id"], None, "'keys' has its keys only"),
+        (["keys"], ["id"], None, "'keys' contains only its keys"),
     ],
 )
 def test_inputs_that_do_not_fit_are_rejected(

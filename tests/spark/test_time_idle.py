@@ -150,7 +150,7 @@ def test_event_time_timers_fire_in_a_batch_without_data_by_the_policy_of_several
     assert 2 == job.progress[-1].rows  # of four: each row comes by both streams
     with pytest.raises(CheckpointError, match="timers of the time mode eventtime"):
         job.start(timeMode="ProcessingTime", adopt=True, checkpointLocation=str(tmp_path / "third"))
-    with pytest.raises(UsageError, match="'nope' is no timestamp column of the output"):
+    with pytest.raises(UsageError, match="'nope' is not a timestamp column of the output"):
         job.start(eventTimeColumnName="nope")
 
 

@@ -43,7 +43,7 @@ def read_state(source: Source) -> str:
     million = f"{read['keys'] / 1e6:g} million keys"
     rows = [
         ["all columns as a frame, summed, s", *_stored(frame["statelog"])],
-        ["the same columns from Parquet, in turns, s", *_stored(frame["parquet"])],
+        ["the same columns from Parquet, alternately, s", *_stored(frame["parquet"])],
         ["`statelog.open` and `get` of one key, ms", *_stored(read["get_seconds"], 1000)],
         ["change feed in Python, million changes/s", *_stored(feed["feed"], 1e-6)],
         ["change feed through Spark, million changes/s", *_stored(feed["feed_spark"], 1e-6)],
@@ -52,7 +52,7 @@ def read_state(source: Source) -> str:
     ]
     origin = _from("read_state", "bench/read_state.py", read)
     forks = _from("fork", "bench/fork.py", fork)
-    ratio = f"The frame takes {frame['ratio']:.2f} times the time of Parquet."
+    ratio = f"The frame takes {frame['ratio']:.2f} times as long as Parquet."
     return "\n".join([table(["", "median", "range"], rows), "", f"{ratio} {origin} {forks}"])
 
 
@@ -63,7 +63,7 @@ def publish(source: Source) -> str:
     names = {
         "first": "the first publication",
         "next": f"the next checkpoint, {arguments['changed']:,} keys changed",
-        "again": "another process, nothing new",
+        "again": "another process, no new checkpoint",
         "restart": "another process, one checkpoint later",
     }
     rows = []
@@ -142,7 +142,7 @@ def encryption(source: Source) -> str:
     batches = len(document["batch_ms"]["staged"]["plain"]) // rounds
     said = (
         f"{rounds} rounds, in each {batches} micro-batches of {document['events']:,} events and one "
-        f"restart with {document['keys'] / 1e6:g} million keys; in brackets the lowest and the highest round."
+        f"restart with {document['keys'] / 1e6:g} million keys; brackets show the lowest and the highest round."
     )
     heads = ["", "plain (rounds)", "encrypted (rounds)", "encrypted to plain (rounds)"]
     origin = _from("encryption", "bench/encryption.py", document)
@@ -174,7 +174,7 @@ def latency(source: Source) -> str:
         *(f"{each} ms" for each in document["latencies_ms"]),
     ]
     counts = [document["cases"][f"{name}-0"]["count"] for name in ("staged", "get")]
-    said = f"{counts[0]} micro-batches, {counts[1]} restarts and reads of each (the second number is the longest one)."
+    said = f"{counts[0]} micro-batches; {counts[1]} restarts and {counts[1]} of each read (brackets show the maximum there)."
     origin = _from("latency", "bench/latency.py", document)
     return "\n".join([table(heads, rows), "", f"{said} {origin}"])
 
@@ -223,7 +223,7 @@ def connect(source: Source) -> str:
 
 _RESTARTS = {
     "spark": "Spark, RocksDB provider, 4 partitions",
-    "statelog-cold": "statelog, nothing on the host",
+    "statelog-cold": "statelog, no files on the host",
     "statelog-local": "statelog, files on the host",
 }
 
@@ -238,8 +238,8 @@ def restart(name: str, command: str, source: Source) -> str:
     built = ", ".join(f"{key} {seconds:g} s" for key, seconds in document["built_s"].items())
     peak = document["memory_while_built_mib"]["RssAnon"]
     said = (
-        f"{document['keys'] / 1e6:g} million keys. Writing them before: {built}; the largest "
-        f"worker took {peak} MiB of anonymous memory meanwhile."
+        f"{document['keys'] / 1e6:g} million keys. Writing them took {built}; the largest "
+        f"worker used {peak} MiB of anonymous memory."
     )
     heads = ["", "first micro-batch, s", "rounds", "largest worker, MiB"]
     return "\n".join([table(heads, rows), "", f"{said} {_from(name, command, document)}"])
@@ -277,7 +277,7 @@ def verify(source: Source) -> str:
                 number(one["peak_mib"]["median"]),
             ]
         )
-    heads = ["objects", "MiB read", "seconds (range)", "MiB of memory beyond the start"]
+    heads = ["objects", "MiB read", "seconds (range)", "additional memory, MiB"]
     origin = _from("verify", "bench/verify.py", document)
     return "\n".join([table(heads, rows), "", origin])
 

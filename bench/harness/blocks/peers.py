@@ -66,8 +66,8 @@ def peers(name: str, source: Source) -> str:
     lines = [table(heads, rows), "", _peers_figure(name, source, measured, document), ""]
     if "state work" in heads:
         lines += [
-            "State work: the share of a micro-batch that its slowest task spent in statelog's code and the "
-            "processor, by the clock, from its start to its answer but the wait for rows.",
+            "State work: the fraction of a micro-batch that its slowest task spent in statelog and the "
+            "processor (wall clock, without the wait for rows).",
             "",
         ]
     lines.append(origin(document))

@@ -49,13 +49,12 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         path, size: Its name, and its length when it was written.
         count: Number of rows, keys or other items in it.
         at_ms: When the newest of them was written, milliseconds since 1970.
-        name: A name within the kind; "" where the kind does not use names.
-        operator: The operator that it belongs to; "" for the whole query.
-        crc: Its CRC-32C.  None for an object that may be written again under its name and that has
-            its own checksum; see `format.recording_file`.
-        is_fresh: Whether the micro-batch of this record is in it.
-        is_required: Whether the query reads it, so that it cannot continue if it is damaged.
-        info: What this kind alone needs.
+        name: A name within the kind; "" if the kind does not use names.
+        operator: The operator that wrote it; "" for the whole query.
+        crc: Its CRC-32C.  None if it has its own checksum and may be rewritten without a key.
+        is_fresh: Whether it contains the micro-batch of this record.
+        is_required: Whether the query reads it, and so cannot continue if it is damaged.
+        info: What only this kind needs.
     """
 
     kind: str
@@ -418,8 +417,8 @@ class AttachmentLog:
         ]
         if dropped:
             _log.warning(
-                "%d %s of checkpoint %d and before are dropped: a location has at most %d objects with them; "
-                "a shorter age keeps less",
+                "%d %s of checkpoint %d and earlier are dropped: a location stores at most %d such objects; "
+                "a shorter age retains fewer",
                 sum(attachment.count for attachment in dropped),
                 policy.what,
                 dropped[-1].newest,

@@ -35,9 +35,9 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Args:
         operator_id: Name of the operator.
         schema: JSON of its state schema.
-        next_due_ms: When its next timer is due, in the time of the time mode; `NEVER_MS` without
-            timers, None if unknown.
-        state_entries: Entries of all its state variables before the batch.
+        next_due_ms: Time of its next timer, in the time of the time mode; 2^63 - 1 without timers,
+            None if unknown.
+        state_entries: Entries of all its state variables before the micro-batch.
     """
 
     operator_id: str
@@ -51,31 +51,33 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     The properties of a checkpoint that a micro-batch made.
 
     Args:
-        operators: The operators of the query, in the order of the data.  The key groups of the
-            checkpoint are divided evenly among them, in this order.
+        operators: The operators, in the order of the data.  They share the key groups of the
+            checkpoint evenly: operator i of n has those from i x `max_parallelism` / n on.
         query_id, batch_id: Spark's names of the query and of the micro-batch.
-        location, timeline: The location and the timeline in which the micro-batch was computed.  A
-            later checkpoint of another timeline may have the same record, after a rewind for
-            example.
+        location, timeline: Where the micro-batch was computed.  After a rewind, a checkpoint of a
+            later timeline has the same record.
         delivery, time_mode: How the query ran.
-        now_ms: Processing time of the batch; -1 without.
+        now_ms: Processing time of the micro-batch; -1 without.
         watermark_ms: Its watermark; -1 without.  A query that continues from here never has a
             lower one.
-        position, position_before: How far the sources were read with the batch and before it, see
-            `BatchTimes`; None if unknown.
-        source_logs: Entries of the logs of file sources that the batch covers; None if unknown.
+        position, position_before: How far the sources were read with the micro-batch and before it;
+            None if unknown.
+        source_logs: Entries of the logs of file sources that the micro-batch covers; None if
+            unknown.
         source_folders: Names of the sources' logs below `sources/`, in their order; None if
             unknown.
-        output_files: JSON handles of staged rows in separate files.
+        output_files: Handles of staged rows in separate files.
         went_back_to: The checkpoint of the last rewind of the query, if any.
         checkpoint_location: The query's checkpointLocation, as Spark resolved it; None if unknown.
-        figures: Its figures up to the commit, which is not in them, in whole numbers.
-        previous_ms: Phases of the parent's micro-batch from its commit on: `commit`, `deliver`,
-            `clean_up`; None if the parent is of an earlier run.
-        retries: What was repeated: `tasks` (attempts of tasks after their first) of this
-            micro-batch, `puts` of claims and of the commit before; None if unknown.
-        attachments: What the checkpoint names besides its state: of this micro-batch, and what is
-            kept of the micro-batches before it.
+        figures: The figures up to the commit by name, whole numbers, absent if 0.  `objects`,
+            `object_bytes` and `repeated_requests` count the tasks, not the commit.  `extras` has
+            the figures of extensions, `milliseconds` the phases `plan` and `run`.
+        previous_ms: The phases `commit`, `deliver` and `clean_up` of the parent's micro-batch,
+            which its own record cannot contain; None if the parent is of an earlier run.
+        retries: `tasks`: failed attempts of tasks; `puts`: repeated puts of claims and of the
+            previous commit; None if unknown.
+        attachments: Objects that the checkpoint names besides its state: of this micro-batch, and
+            retained ones of earlier micro-batches.
     """
 
     operators: tuple[OperatorRecord, ...]

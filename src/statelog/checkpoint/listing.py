@@ -272,8 +272,8 @@ def checkpoint_id_of(store: ObjectStore, asked: CheckpointName, name: str = "che
         time = parse_time(text)
     except UsageError as error:
         raise UsageError(
-            f"{name} is {asked!r:.100}, which is no id, no tag of {store.url} (it has: "
-            f"{', '.join(tags) or 'none'}), not {LATEST} or {EARLIEST}, and no time of ISO 8601 such as "
+            f"{name} is {asked!r:.100}, which is not an id, not a tag of {store.url} (its tags: "
+            f"{', '.join(tags) or 'none'}), not {LATEST} or {EARLIEST}, and not an ISO 8601 time such as "
             "2026-11-22T10:30:00+01:00"
         ) from error
     return find_checkpoint_at(store, time)
@@ -302,7 +302,7 @@ def parse_time(text: str) -> dt.datetime:
         time = dt.datetime.fromisoformat(text.strip())
     except ValueError as error:
         raise UsageError(
-            f"{text!r:.100} is no time of ISO 8601, such as 2026-11-22T10:30:00+01:00; without a zone "
+            f"{text!r:.100} is not an ISO 8601 time such as 2026-11-22T10:30:00+01:00; without a zone "
             "it is UTC"
         ) from error
     return _with_zone(time)

@@ -134,7 +134,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
         files = decode_msgpack(sections[_FILES_SECTION], _files_decoder)
     except (KeyError, msgspec.DecodeError) as error:
         raise CorruptionError(
-            f"damaged tag {tag.path}: it has no content of a tag ({error})", path=tag.path
+            f"damaged tag {tag.path}: its content is not a tag's ({error})", path=tag.path
         ) from error
     if stored.version > _VERSION:
         raise IncompatibleFormatError(
@@ -178,7 +178,7 @@ def _check_free(store: ObjectStore, tag: Tag) -> None:
         if (other.kind, other.name) == (tag.kind, tag.name) and other.path != tag.path:
             raise UsageError(
                 f"{store.url} has a {tag.kind.value} {tag.name!r} already, of checkpoint "
-                f"{other.checkpoint_id}; use another name, or remove the tag (`statelog tag --remove`) first"
+                f"{other.checkpoint_id}; use a different name, or remove the tag (`statelog tag --remove`) first"
             )
 
 

@@ -388,7 +388,9 @@ def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> N
         column = file.read(columns=[_KEY_GROUP_COLUMN]).column(0)
         ends: dict[str, int] = pa.compute.min_max(column).as_py()
     except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(f"snapshot {path} is no Parquet file: {error}", path=path) from error
+        raise CorruptionError(
+            f"snapshot {path} is not a Parquet file: {error}", path=path
+        ) from error
     if ends["max"] < expected.start or ends["min"] > expected.end:
         raise CorruptionError(
             f"snapshot {path} holds key groups {ends['min']} to {ends['max']}, the checkpoint records "

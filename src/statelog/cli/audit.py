@@ -36,15 +36,14 @@ def audit(
     as_json: options.Json = False,
 ) -> bool:
     """
-    List the operations that changed a state location, the newest last.
+    List the operations that changed a state location, newest last.
 
     Each command and Python call that changes a location writes a line: gc, rewind, tag, fork, copy,
-    edit, forget and others.  Micro-batches, dry runs and calls that change nothing do not write a
-    line.  An operation is "unfinished" if it still runs or was interrupted; repeat an interrupted
-    operation.
+    edit, forget and others. Micro-batches, dry runs and calls without an effect do not. An
+    operation is "unfinished" if it is running or was interrupted; repeat an interrupted operation.
 
-    Each process describes itself, so the lines do not prove anything against a person who can write
-    to the location.  Exit status 1 if a line is damaged.
+    Each process describes itself, so the lines prove nothing against a person who can write to the
+    location.  Exit status 1 if a line is damaged.
 
     Examples:
         statelog audit s3://bucket/jobs/totals

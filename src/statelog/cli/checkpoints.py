@@ -51,8 +51,8 @@ def checkpoints(location: options.Location, as_json: options.Json = False) -> bo
     """
     List the checkpoints of a state location.
 
-    A "retained" checkpoint can be restored.  A "subsumed" one cannot; its file stays until the next
-    clean-up, or as long as a retained checkpoint needs changes in it.  Exit status 1 if a
+    A "retained" checkpoint can be restored.  A "subsumed" one cannot; its file remains until the
+    next clean-up, or as long as a retained checkpoint needs changes in it.  Exit status 1 if a
     checkpoint is damaged.
 
     Examples:

@@ -35,7 +35,7 @@ def gc(
 
     A query may run meanwhile if --min-age exceeds the time from the upload of a change set to the
     commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.  In a fork
-    that no longer needs its parent, the command deletes the tag that keeps a checkpoint of the
+    that no longer needs its parent, the command deletes the tag that retains a checkpoint of the
     parent.  Exit status 1 if a retained checkpoint is damaged or an object could not be deleted.
 
     Examples:

@@ -28,15 +28,13 @@ Key = Annotated[list[str], typer.Argument(metavar="KEY", help=KEY_FORMS)]
 Operator = Annotated[
     str | None,
     typer.Option(
-        help="Name of the operator. Needed if the query has several operators and the variable does not "
-        "identify one."
+        help="Name of the operator. Required if the query has several and the variable does not "
+        "identify it."
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json", help="Print JSON, one document per line. Infinite numbers and NaN are text."
-    ),
+    typer.Option("--json", help="Print JSON, one document per line; infinity and NaN are strings."),
 ]
 Checkpoint = Annotated[
     str | None,
@@ -44,7 +42,9 @@ Checkpoint = Annotated[
 ]
 Since = Annotated[
     str | None,
-    typer.Option(help=f"Only what was committed after this checkpoint: {CHECKPOINT_FORMS}."),
+    typer.Option(
+        help=f"Include only what was committed after this checkpoint: {CHECKPOINT_FORMS}."
+    ),
 ]
 Query = Annotated[
     str | None,
@@ -78,7 +78,7 @@ Parent = Annotated[
     typer.Option(
         "--parent",
         metavar="URL",
-        help="Read this parent of a fork, if it is in another bucket or store or was moved; repeat "
+        help="Read this parent of a fork, if it moved or is in a different bucket or store; repeat "
         "the option for several.",
     ),
 ]

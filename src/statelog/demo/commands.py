@@ -45,10 +45,10 @@ def demo(
     """
     Run a streaming job, kill it, restart it, and verify the result.
 
-    The job reads order lines and keeps the revenue, orders, sessions and last country of each
-    customer as state.  Half-way, all processes of the job receive SIGKILL; the job restarts with a
-    different number of tasks.  The result is compared with a plain Spark batch query, to the cent.
-    With --json, progress is printed on standard error.  Exit status 1 if anything differs.
+    The job reads order lines.  Its state is the revenue, orders, sessions and last country of each
+    customer.  Halfway through, all processes of the job receive SIGKILL, and the job restarts with
+    a different number of tasks.  The command compares the result with a plain Spark batch query, to
+    the cent.  With --json it prints progress on standard error.  Exit status 1 if anything differs.
 
     Examples:
         statelog demo

@@ -64,7 +64,7 @@ def write_metadata(
     for tag in extra:
         if len(tag) != 4 or tag in RESERVED_TAGS:
             raise UsageError(
-                f"section tag {tag!r} is reserved or not four bytes long; choose another"
+                f"section tag {tag!r} is reserved or not four bytes long; choose a different one"
             )
     moved = _InlineSetRelocator()
     for handle in checkpoint.log:

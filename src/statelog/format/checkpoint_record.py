@@ -475,11 +475,13 @@ class ClaimRecord(
         number: The number of its entry.
         owner_id: Name of the owner.
         attempt: Random name of the attempt; distinguishes a lost answer from a lost race.
-        location_id: The identity of the location: the name of the attempt of its first claim.
+        location_id: The identity of the location: the `attempt` of its first claim, or the id of a
+            fork or copy.
         timeline: The number of the timeline that the owner found, >= 0.
         created_at_ms: Milliseconds since 1970 (UTC).
         newest: The newest checkpoint below it, from which the owner continues; None without one.
-        next_number: The number of the entry after it.  Only a fork and a copy leave numbers out.
+        next_number: The number of the next entry: `number` + 1, or higher in the first claim of a
+            fork or copy, which retains the ids of the parent.
     """
 
     number: int

@@ -33,7 +33,7 @@ def pack_recording(raw: bytes) -> bytes:
     """Return the file with a body, compressed unless its reader would refuse that."""
     if len(raw) > RECORDING_BYTES_MAX:
         raise UsageError(
-            f"a recording of {len(raw)} bytes cannot be read again; the most is {RECORDING_BYTES_MAX}: "
+            f"a recording of {len(raw)} bytes is too large to read; the limit is {RECORDING_BYTES_MAX}: "
             "set record.bytes to less"
         )
     body = compress_zstd(raw)

@@ -242,7 +242,7 @@ def _check_unique(states: Iterable[StateDescriptor]) -> None:
 def _of_type(value: object, kind: type[T]) -> T:
     """Return *value* if it is of a type; a `bool` is no `int`."""
     if type(value) is not kind:
-        raise TypeError(f"{value!r:.100} is no {kind.__name__}")
+        raise TypeError(f"{value!r:.100} is not a {kind.__name__}")
     return value
 
 

@@ -114,7 +114,7 @@ def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
         if options:
             *first, last = (f"{scheme.name}://" for scheme in SCHEMES if scheme.is_remote)
             raise InvalidOptionsError(
-                f"{url} has no store options, but got {', '.join(sorted(options))}; they apply to "
+                f"{url} does not take store options; got {', '.join(sorted(options))}; they apply to "
                 f"{', '.join(first)} and {last} stores"
             )
         return {}

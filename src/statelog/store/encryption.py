@@ -62,7 +62,7 @@ class EncryptionKeys:
         for key_id, key in keys.items():
             if _ID.fullmatch(key_id) is None:
                 raise InvalidOptionsError(
-                    "an encryption key has an id of 1 to 32 letters, digits and ._-; one has another form"
+                    "an encryption key has an id of 1 to 32 letters, digits and ._-; this id has a different form"
                 )
             if len(key) != _KEY_BYTES:
                 raise InvalidOptionsError(
@@ -183,7 +183,7 @@ class ObjectCipher:
             except (InvalidTag, ValueError) as error:
                 raise CorruptionError(
                     f"chunk {number} of {self._where} cannot be authenticated: the object was changed, "
-                    "cut off or exchanged, or the key is another one of the same id; restore the object "
+                    "cut off or exchanged, or a different key has the same id; restore the object "
                     "from a copy",
                     path=self._path,
                     offset=number * CHUNK_BYTES,

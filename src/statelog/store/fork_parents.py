@@ -67,7 +67,7 @@ class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
             return decode_json(section, msgspec.json.Decoder(cls))
         except (KeyError, msgspec.DecodeError) as error:
             raise CheckpointError(
-                f"{path} of {store.url} is no reference to the parent of a fork: {error}",
+                f"{path} of {store.url} is not a reference to the parent of a fork: {error}",
                 reason="damaged",
                 path=path,
             ) from error

@@ -254,7 +254,9 @@ class LocationStore(StoreWrapper):
             return self._store, path
         parsed = parse_parent_path(path)
         if parsed is None:
-            raise UsageError(f"{path!r} is no name of an object: expected parent/<fork id>/<name>")
+            raise UsageError(
+                f"{path!r} is not the name of an object: expected parent/<fork id>/<name>"
+            )
         return self.parent(parsed[0]), parsed[1]
 
     def put(self, path: str, data: Buffers) -> None:

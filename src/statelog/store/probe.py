@@ -160,7 +160,7 @@ class _Probe:
 
         def check(data: memoryview) -> None:
             if winner is not None and bytes(data) != winner:
-                raise CorruptionError(f"{name} is another writer's", path=name)
+                raise CorruptionError(f"{name} belongs to another writer", path=name)
 
         try:
             read_verified(self.store, name, check)

@@ -116,16 +116,16 @@ def read_verified(
         else:
             if failed:
                 _log.warning(
-                    "%s in %s was read wrong and, over a new connection, right: an error of the "
-                    "transfer, not of the object (%s)",
+                    "a read of %s in %s returned wrong bytes, and one over a new connection "
+                    "correct bytes: the transfer failed, the object is sound (%s)",
                     path,
                     source.url,
                     failed,
                 )
             return result
     raise StoreError(
-        f"get {path} in {source.url} failed: {_READS} reads returned wrong bytes, other ones each time "
-        f"or fewer than the store says it has (the last one: {failed}). The connection, a proxy or a "
+        f"get {path} in {source.url} failed: {_READS} reads returned wrong bytes, different ones each time, "
+        f"or fewer than the store reports (the last time: {failed}). The connection, a proxy or a "
         "cache changes data on its way; the object itself may be whole. Try again, and look for the "
         "cause there: going back to an older checkpoint does not help",
         path=path,

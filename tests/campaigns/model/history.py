@@ -113,11 +113,11 @@ INVARIANTS: dict[str, Callable[[State], bool]] = {
         "A rewind by the number of a micro-batch never takes a checkpoint that was given up.",
     ),
     "no rows are skipped": never(
-        "skipped", "A sink never takes rows of another history for those of a micro-batch."
+        "skipped", "A sink never takes rows of another history for the rows of a micro-batch."
     ),
     "no rows twice": never("rows twice", "A sink never writes a micro-batch of a timeline twice."),
     "the newest owner goes on": never("refused", "A sink never refuses the newest owner."),
     "no rows of the past": never(
-        "rows of the past", "A sink never writes rows of a timeline after those of a later one."
+        "rows of the past", "A sink never writes rows of a timeline after rows of a later one."
     ),
 }

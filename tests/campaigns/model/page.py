@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.model.history import INVARIANTS
+
 PAGE = Path(__file__).parents[3] / "docs" / "contributing" / "protocol.md"
 BEGIN, END = "<!-- begin: make model -->", "<!-- end: make model -->"
 
@@ -27,6 +29,10 @@ def block(results: Mapping[str, Any]) -> str:
     states = sum(run["states"] for run in whole)
     steps = sum(run["transitions"] for run in whole)
     lines = [
+        "| Invariant | |",
+        "|---|---|",
+        *(f"| {name} | {rule.__doc__} |" for name, rule in INVARIANTS.items()),
+        "",
         f"Explored whole: {states:,} states and {steps:,} steps. No invariant was broken.",
         "",
         "| Drivers | Claims | Numbers | Lost answers | Late requests | Tag | Rewinds | Watched by | States | Depth |",

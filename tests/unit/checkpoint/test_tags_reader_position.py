@@ -70,7 +70,7 @@ def test_a_time_means_the_newest_checkpoint_before_it() -> None:
             continue
         with pytest.raises(CheckpointError, match="the oldest, checkpoint 3, was created at"):
             find_checkpoint_at(history.store, before)
-    with pytest.raises(UsageError, match="'yesterday' is no time of ISO 8601"):
+    with pytest.raises(UsageError, match="'yesterday' is not an ISO 8601 time"):
         parse_time("yesterday")
     with pytest.raises(CheckpointError, match="has no retained checkpoint"):
         find_checkpoint_at(FaultyStore(), dt.datetime(2026, 1, 1, tzinfo=dt.UTC))

@@ -205,7 +205,7 @@ FAULTS: dict[str, Callable[[bytes], bytes | None]] = {
     "missing": lambda content: None,
     "an image": lambda content: b"GIF89a" + bytes(100),
     "an empty changelog file": lambda content: STRANGER,
-    "no Parquet file": lambda content: b"PAR1 no PAR1",
+    "not a Parquet file": lambda content: b"PAR1 no PAR1",
 }
 
 

@@ -167,7 +167,7 @@ def test_keys_rotate_and_a_missing_or_wrong_one_is_named():
     assert [bytes(both.get(name)) for name in ("old", "new")] == [b"old", b"new"]
     with pytest.raises(InvalidOptionsError, match=r"new .*is encrypted with the key 'k2'.* k1"):
         EncryptedStore(plain, KEYS).get("new")
-    with pytest.raises(CorruptionError, match="another one of the same id"):
+    with pytest.raises(CorruptionError, match="a different key has the same id"):
         EncryptedStore(plain, EncryptionKeys({"k1": OTHER})).get("old")
 
 

@@ -143,7 +143,7 @@ def test_an_unknown_option_is_refused_with_a_hint(options, hint):
 
 @pytest.mark.parametrize("location", ["/data/job", "memory://job"])
 def test_options_of_a_store_without_options_are_refused(location):
-    with pytest.raises(InvalidOptionsError, match="has no store options, but got region"):
+    with pytest.raises(InvalidOptionsError, match="does not take store options; got region"):
         open_store(location, storage_options={"region": "x"})
 
 

@@ -52,7 +52,7 @@ def test_a_second_read_that_is_right_is_used_and_logged(wrong: bytes, caplog):
         assert "good" == read_verified(store, "name", check)
     assert 1 == store.again, "past caches, over a new connection"
     assert 1 == repeated.take()
-    assert "an error of the transfer, not of the object" in caplog.text
+    assert "the transfer failed, the object is sound" in caplog.text
 
 
 def test_the_same_wrong_bytes_twice_are_damage():
@@ -70,7 +70,7 @@ def test_other_wrong_bytes_each_time_are_no_damage():
 
 def test_the_same_part_twice_is_no_damage():
     """As behind a proxy that cuts every answer at the same place."""
-    with pytest.raises(StoreError, match="fewer than the store says") as caught:
+    with pytest.raises(StoreError, match="fewer than the store reports") as caught:
         read_verified(Lossy([b"go"] * 9), "name", check)
     assert "transfer" == caught.value.reason
 

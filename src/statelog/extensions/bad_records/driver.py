@@ -46,7 +46,7 @@ def check_error_policy(query: Query) -> None:
             name = type(operator.processor).__name__ if reduction is None else reduction.call
             raise UsageError(
                 f"onError={on_error.value!r} cannot be used with {name}: it takes all keys of a task at "
-                "once, so a failure is not of one key. Leave onError out, or use a processor of Rows "
+                "once, so a failure does not belong to one key. Omit onError, or use a processor of Rows "
                 "or pandas frames"
             )
 

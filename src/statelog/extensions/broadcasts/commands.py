@@ -35,8 +35,8 @@ def broadcasts(
     """
     List the version of each broadcast table that micro-batches saw, or print the rows of one.
 
-    Without a name, the command lists all retained checkpoints, or the one of --checkpoint.  A query
-    gets broadcast tables by its setting `broadcast`.
+    Without a name, the command lists all retained checkpoints, or that of --checkpoint.  The
+    setting `broadcast` of a query names its broadcast tables.
 
     Examples:
         statelog broadcasts s3://bucket/jobs/alerts

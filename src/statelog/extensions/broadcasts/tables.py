@@ -227,14 +227,16 @@ def _table(name: str, value: object) -> pa.Table:
     what = f"the broadcast table {name!r}"
     if isinstance(value, DataFrame):
         if value.isStreaming:
-            raise UsageError(f"{what} is a stream: give it as a second input by tagged_union")
+            raise UsageError(f"{what} is a stream: pass it as a second input with tagged_union")
         return arrow_of(value, arrow_schema(value.schema))
     if isinstance(value, list | tuple):
         rows = [row.asDict(recursive=True) if isinstance(row, Row) else row for row in value]
         try:
             return pa.Table.from_pylist(rows)
         except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
-            raise UsageError(f"{what}: its rows cannot be one table: {error}") from error
+            raise UsageError(
+                f"{what}: its rows cannot be combined into one table: {error}"
+            ) from error
     return table_of(value, what)
 
 

@@ -251,7 +251,7 @@ def _of(keys: Keys) -> str:
 
 def _keyed(rows: KeyedInput, zone: str) -> tuple[Keys, pa.Table] | None:
     if not isinstance(rows, ColumnarInput):
-        raise InvariantError(f"{type(rows).__name__} is no columnar input")
+        raise InvariantError(f"{type(rows).__name__} is not a columnar input")
     return rows.keyed(zone)
 
 

@@ -72,7 +72,7 @@ def _check_folder(session: SparkSession, source: str, path: OptionValue) -> None
     if _has_log(session, str(path)):
         raise UsageError(
             f"{path} has a log of streaming output, which would hide appended files from Spark's "
-            "readers: write to another folder"
+            "readers: write to a different folder"
         )
 
 

@@ -228,7 +228,7 @@ class WithInitialState(StatefulProcessor):
         if is_struct is not isinstance(variable, _ValueVariable):
             raise UsageError(
                 f"the initial state has {name!r} of another kind than the {variable.kind} state that "
-                "init() creates; leave it out with variables=..."
+                "init() creates; exclude it with variables=..."
             )
         variable.set(cells.live(name, [cell] if is_struct else cell, now_ms), cells.is_utc)
 

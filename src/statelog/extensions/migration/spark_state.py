@@ -103,7 +103,7 @@ def _variables(
     if "stateVariables" not in properties:
         names = ", ".join(row.operatorName for row in operators) or "none"
         raise UsageError(
-            f"operator {operator_id} of {location} is no transformWithState; found: {names}"
+            f"operator {operator_id} of {location} is not a transformWithState; found: {names}"
         )
     variables = {
         variable["stateName"]: (variable["stateVariableType"], bool(variable["ttlEnabled"]))

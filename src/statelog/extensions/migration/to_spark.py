@@ -242,7 +242,9 @@ def to_spark(
     refuse_connect("statelog.spark.to_spark", spark)
     use_this_python(spark)
     if checkpoint_files(spark, path).names(""):
-        raise UsageError(f"{path} is not empty: to_spark writes a new folder; pass another path")
+        raise UsageError(
+            f"{path} is not empty: to_spark writes a new folder; pass a different path"
+        )
     options = dict(storage_options or {})
     reader = StateReader.open(location, checkpoint, storage_options=options, operator=operator)
     with reader:

@@ -338,7 +338,7 @@ class _Copy:
             if len(written) != size or checksum([written]) != digest:
                 raise CorruptionError(
                     f"{item.path} in {self._target.url} differs from what was put: {len(written)} "
-                    f"bytes instead of {size}, or another checksum",
+                    f"bytes instead of {size}, or a different checksum",
                     path=item.path,
                 )
 
@@ -361,7 +361,7 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
     copy_id = Entries(target).list_again().copy_id
     if copy_id is None and present_ids(target):
         raise UsageError(
-            f"{target.url} is a state location, and no copy of {source.url}; give an empty one"
+            f"{target.url} is a state location, not a copy of {source.url}; name an empty one"
         )
     path = PATHS.copied_from(copy_id or os.urandom(8).hex())
     content = b"" if copy_id is None else bytes(_stored(target, path) or b"")
@@ -399,7 +399,7 @@ def _is_damaged(target: ObjectStore, number: int) -> bool:
     if isinstance(entry, ClaimRecord) and not entry.owner_id.startswith(_OWNER):
         raise UsageError(
             f"{target.url} has been claimed by a query since it was copied "
-            f"({describe_claim(entry)}), so nothing is copied over its state; give an "
+            f"({describe_claim(entry)}), and a copy would overwrite its state; name an "
             "empty location"
         )
     return False

@@ -403,8 +403,8 @@ def states_in_file(
         items.setdefault(key, []).append(item)
     if kind.is_single and len(items) != len(keys):
         raise UsageError(
-            f"{os.fspath(path)} has {len(keys)} rows of {len(items)} keys; {variable!r} has one "
-            "value for each key"
+            f"{os.fspath(path)} has {len(keys)} rows for {len(items)} keys; {variable!r} has one "
+            "value per key"
         )
     return {key: kind.from_items(items_of_key) for key, items_of_key in items.items()}
 
@@ -457,7 +457,7 @@ def _rows(
     try:
         return table.select(names).cast(types)
     except (pa.ArrowException, ValueError) as error:
-        raise UsageError(f"{what} has values of another type: {error}") from error
+        raise UsageError(f"{what} has values of a wrong type: {error}") from error
 
 
 def _keys(table: pa.Table, path: str | os.PathLike[str]) -> list[Key]:

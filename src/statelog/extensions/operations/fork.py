@@ -233,7 +233,7 @@ def _new_place(
     if state_only:
         if new_checkpoint_location is not None:
             raise UsageError(
-                "state_only (--state-only) makes no checkpointLocation; leave out it or "
+                "state_only (--state-only) does not create a checkpointLocation; omit it or "
                 "new_checkpoint_location (--new-checkpoint-location)"
             )
         return None
@@ -456,7 +456,7 @@ def _referred(
         if reference.location != parent.url or (tag is not None and not is_same):
             raise UsageError(
                 f"a fork of checkpoint {reference.checkpoint_id} of {reference.location} was begun in "
-                f"{new.url} and not finished; repeat that call, or use another location. `statelog "
+                f"{new.url} and not finished; repeat that call, or use a different location. `statelog "
                 f"tag {reference.location} {fork_id} --kind fork --remove --apply` lets the parent delete the "
                 "checkpoint"
             )

@@ -210,7 +210,7 @@ def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
     for problem in verify_checkpoint(store, checkpoint_id):
         if problem.blocks_restore:
             raise CheckpointError(
-                f"checkpoint {checkpoint_id} is damaged too: {problem.problem}; give another one",
+                f"checkpoint {checkpoint_id} is damaged too: {problem.problem}; choose a different one",
                 reason="damaged",
                 checkpoint_id=checkpoint_id,
                 path=problem.path,
@@ -222,8 +222,8 @@ def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
     )
     if not later:
         raise UsageError(
-            f"checkpoint {checkpoint_id} is the newest one and all its objects are sound: nothing is "
-            "to be given up"
+            f"checkpoint {checkpoint_id} is the newest one and all its objects are sound: there is "
+            "nothing to give up"
         )
     return GivenUp(checkpoint_id, later)
 

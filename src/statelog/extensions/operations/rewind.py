@@ -113,7 +113,7 @@ def rewind(
 
     The state after the micro-batch becomes the newest checkpoint.  Spark's files of later
     micro-batches are deleted, so the query plans and reads them again.  A run that is still active
-    is fenced: it fails at its next commit.  Repeat an interrupted call with the same arguments.  A
+    is fenced and fails at its next commit.  Repeat an interrupted call with the same arguments.  A
     sink that stores batch ids must delete the later ones.
 
     Example:

@@ -28,7 +28,7 @@ def publish(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Instead of --iceberg: the folder of a Delta table, a path or URL, created if it does not exist.",
+            help="The folder of a Delta table (path or URL), created if it does not exist; excludes --iceberg.",
         ),
     ] = None,
     variable: options.Variables = None,
@@ -36,7 +36,7 @@ def publish(
     operator: options.Operator = None,
     retain: Annotated[
         int,
-        typer.Option(help="Retain this many versions of the table, and those with a tag.", min=1),
+        typer.Option(help="Retain this many versions of the table, and all tagged ones.", min=1),
     ] = RETAIN,
     catalog_option: Annotated[
         list[str] | None,
@@ -48,7 +48,7 @@ def publish(
     follow: Annotated[
         bool,
         typer.Option(
-            "--follow", help="Publish each newer checkpoint too, until you interrupt the command."
+            "--follow", help="Keep publishing newer checkpoints until you interrupt the command."
         ),
     ] = False,
     interval: Annotated[
@@ -60,8 +60,8 @@ def publish(
     Publish a checkpoint as the newest version of an Iceberg or a Delta table.
 
     The table has a row per key and a column per state variable.  Each publication replaces the rows
-    of the key groups that changed.  An Iceberg table gets the tags of LOCATION.  If the table
-    contains the checkpoint already, nothing changes.
+    of the key groups that changed.  An Iceberg table also gets the tags of LOCATION.  Nothing
+    changes if the table already contains the checkpoint.
 
     Examples:
         statelog publish s3://bucket/jobs/totals --iceberg prod.jobs.totals
@@ -69,7 +69,7 @@ def publish(
         statelog publish s3://bucket/jobs/totals --iceberg prod.jobs.totals --follow --interval 60
     """
     if follow and checkpoint is not None:
-        raise UsageError("--follow publishes the newest checkpoints; leave --checkpoint out")
+        raise UsageError("--follow publishes the newest checkpoints; omit --checkpoint")
     with TablePublisher(
         open_location(location),
         open_table(iceberg, delta, catalog_options=_options(catalog_option or ())),
@@ -135,6 +135,6 @@ def _options(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not key or not separator:
-            raise UsageError("--catalog-option takes KEY=VALUE; an option without '=' was given")
+            raise UsageError("--catalog-option takes KEY=VALUE; got an option without '='")
         options[key] = value
     return options

@@ -220,7 +220,7 @@ class TablePublisher:
         if f"{store.url}/".startswith(f"{table.name}/"):
             raise UsageError(
                 f"the folder {table.name} contains the location {store.url}, whose files a VACUUM of the "
-                "table would delete; publish to another folder"
+                "table would delete; publish to a different folder"
             )
         self._store = store
         self._table = table
@@ -320,7 +320,7 @@ class TablePublisher:
             if published.facts.get(key) != expected:
                 raise UsageError(
                     f"the table {self._table.name} records {key} {published.facts.get(key)!r}, not "
-                    f"{expected!r}: publish to another table, or drop this one"
+                    f"{expected!r}: publish to a different table, or drop this one"
                 )
 
     def _check_history(self, published: PublishedTable) -> None:
@@ -366,7 +366,7 @@ class TablePublisher:
                 return ()
             raise CheckpointError(
                 f"the table {self._table.name} contains checkpoint {newest} already, and the older "
-                f"checkpoint {target} cannot follow it; publish it to another table",
+                f"checkpoint {target} cannot follow it; publish it to a different table",
                 reason="not_newer",
                 checkpoint_id=target,
             )

@@ -58,10 +58,10 @@ def read(
     """
     Print the state as of a checkpoint: one row per value, list element, map entry or timer.
 
-    State that had expired when the micro-batch of the checkpoint ran is left out.  With --to the
-    same columns are written to Parquet files, for any engine or for `statelog edit`.  A file
-    appears under its name when it is complete.  A file that exists is not replaced without
-    --overwrite, except a file that an interrupted call wrote from the same checkpoint.
+    The command omits state that had expired when the checkpoint's micro-batch ran. --to writes the
+    same columns to Parquet files, for any engine or for `statelog edit`. A file appears under its
+    name when it is complete. An existing file is replaced only with --overwrite, or if an
+    interrupted call wrote it from the same checkpoint.
 
     Examples:
         statelog read s3://bucket/jobs/totals
@@ -139,7 +139,7 @@ def get(
     """
     Print the state of one key as of a checkpoint, or its history.
 
-    Only the key group of the key is read.  --history prints the state as of each retained
+    The command reads only the key group of the key.  --history prints the state as of each retained
     checkpoint, oldest first.  Exit status 1 if the key does not exist, or if a checkpoint of the
     history cannot be read; the others are printed.
 
@@ -150,7 +150,7 @@ def get(
     """
     if history:
         if checkpoint is not None:
-            raise UsageError("--history prints all retained checkpoints; leave --checkpoint out")
+            raise UsageError("--history prints all retained checkpoints; omit --checkpoint")
         return _history(location, words, operator, limit=limit, as_json=as_json)
     with _opened(location, operator) as state:
         reader = state.reader(checkpoint, variable=words[0])
@@ -245,7 +245,7 @@ def diff(
     """
     Print the keys whose state differs between two checkpoints, with their state in both.
 
-    State that expired between the checkpoints is a difference.
+    State that expired between the checkpoints counts as a difference.
 
     Examples:
         statelog diff s3://bucket/jobs/totals 40 41

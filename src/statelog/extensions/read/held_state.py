@@ -80,7 +80,7 @@ class HeldState(StateReader):
         super().__init__(store, checkpoint, operator=operator)
         self._held_groups = self._checked(key_groups)
         if not len(self._held_groups):
-            raise UsageError("a replica holds one key group at least; it was given none")
+            raise UsageError("a replica needs at least one key group")
         self._keyed = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
         self._blocks: dict[int, pa.Table] = {}
         self._rows: dict[tuple[str, int], list[pa.RecordBatch]] = {}
@@ -161,7 +161,7 @@ class HeldState(StateReader):
         key_group = sought.key_groups(self.key_groups).start
         if key_group not in self._held_groups:
             raise UsageError(
-                f"the key is in key group {key_group}; the replica holds {self._held_groups}"
+                f"the key is in key group {key_group}; the replica contains {self._held_groups}"
             )
         (frozen,) = self._codec.key.decode(sought.columns())
         return key_group, frozen

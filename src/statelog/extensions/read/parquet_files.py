@@ -54,7 +54,7 @@ def _files(out: Path, names: Sequence[str]) -> dict[str, Path]:
         if len(names) != 1:
             texts = ", ".join(names) or "none"
             raise UsageError(
-                f"{out} is one file, and there are {len(names)} variables ({texts}): give a folder, or "
+                f"{out} is one file, but there are {len(names)} variables ({texts}): give a folder, or "
                 "name one variable"
             )
         return {names[0]: out}

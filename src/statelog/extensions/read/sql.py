@@ -63,7 +63,7 @@ def run_sql(
     with duckdb.connect(":memory:", config=config) as connection:
         try:
             if len(connection.extract_statements(statement)) != 1:
-                raise UsageError("give one SQL statement")
+                raise UsageError("pass one SQL statement")
             for name, variable in variables.items():
                 connection.register(_EMPTY, schemas[variable].empty_table())
                 connection.execute(f"create table {_quoted(name)} as select * from {_EMPTY}")

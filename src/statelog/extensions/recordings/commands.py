@@ -41,7 +41,7 @@ def replay(
     processor: Annotated[
         str | None,
         typer.Option(
-            help="The processor, or a function that returns it: module:Class or file.py:Class. A key needs it.",
+            help="The processor, or a function that returns it: module:Class or file.py:Class. Required with a key.",
             metavar="MODULE:CLASS",
         ),
     ] = None,
@@ -51,12 +51,12 @@ def replay(
     as_json: options.Json = False,
 ) -> bool:
     """
-    Run what a recorded key saw through the current processor, and compare the results.
+    Replay a recorded key through the current processor, and compare the results.
 
-    A query records keys with the setting `record`.  Each micro-batch of the key is a step.  It
-    begins with the recorded state and timers; its rows, state and timers are compared with the
-    recorded ones.  Damaged and missing recordings are reported and skipped.  Exit status 1 if a
-    step differs or fails, or a recording is skipped.
+    The setting `record` makes a query record keys.  A step is one micro-batch of the key: it begins
+    with the recorded state and timers, and the command compares the resulting rows, state and
+    timers with the recorded ones.  It reports and skips damaged and missing recordings.  Exit
+    status 1 if a step differs or fails, or a recording is skipped.
 
     Examples:
         statelog replay s3://bucket/jobs/fraud

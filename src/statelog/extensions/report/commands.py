@@ -32,9 +32,9 @@ _LABEL_WIDTH = 13
 
 def info(location: options.Location, as_json: options.Json = False) -> bool:
     """
-    Describe a state location: its query, size and health, and what to type next.
+    Describe a state location: its query, size, health, and the next commands to run.
 
-    The state itself is not read.  Exit status 1 if a checkpoint is damaged.
+    The command does not read the state itself. Exit status 1 if a checkpoint is damaged.
 
     Examples:
         statelog info s3://bucket/jobs/totals
@@ -119,7 +119,9 @@ def report(
     ] = True,
     prices: Annotated[
         str | None,
-        typer.Option(help=f"Price list: {', '.join(PRICES)}. Default: the one of the store."),
+        typer.Option(
+            help=f"Price list: {', '.join(PRICES)}. Default: matches the location's store."
+        ),
     ] = None,
     put_price: Annotated[
         float | None, typer.Option(min=0, help="Price of 1,000 puts.", metavar="DOLLARS")
@@ -145,12 +147,12 @@ def report(
     as_json: options.Json = False,
 ) -> bool:
     """
-    Write an HTML page with the figures of a state location.
+    Write an HTML report on growth, restarts and cost of a location.
 
     The page shows how state and log grow, the duration, bytes, objects and retries of the stored
-    checkpoints, the keys of each key group, what a restart reads, and the bill of the object store.
-    It opens without a network.  With --json the command prints the figures and writes no page.
-    Exit status 1 if a checkpoint is damaged.
+    checkpoints, the keys of each key group, what a restart reads, and the cost of the object
+    store.  It works offline.  With --json the command prints the figures instead of writing the
+    page.  Exit status 1 if a checkpoint is damaged.
 
     Examples:
         statelog report s3://bucket/jobs/totals

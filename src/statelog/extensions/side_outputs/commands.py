@@ -35,7 +35,7 @@ def side_outputs(
     List the side outputs of a query, or print the rows of one.
 
     A processor declares a side output with `handle.sideOutput(name, schema)` and emits rows to it.
-    The query keeps them for the time of its setting `retention`.
+    The setting `retention` of the query says how long they are stored.
 
     Examples:
         statelog side-outputs s3://bucket/jobs/totals

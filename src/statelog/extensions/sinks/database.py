@@ -259,7 +259,7 @@ class DatabaseSink:
         if style not in _PLACEHOLDERS:
             raise UsageError(
                 f"the driver of {type(connection).__qualname__} has the paramstyle {style!r}, which "
-                f"is none of {', '.join(_PLACEHOLDERS)}; set paramstyle if it takes another one"
+                f"is none of {', '.join(_PLACEHOLDERS)}; set paramstyle if the driver takes a different one"
             )
         return _PLACEHOLDERS[style]
 

@@ -230,8 +230,8 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
                 anew = f"{anew} and another name"
                 keep = f"raise readerMaxCheckpoints, which is {self._reader[1]}"
             raise CheckpointError(
-                f"{name} has read up to checkpoint {after} of {location.url} and cannot go on from "
-                f"there{newest_text}. Begin again {anew}; to keep checkpoints until they are read, "
+                f"{name} has read up to checkpoint {after} of {location.url} and cannot continue from "
+                f"there{newest_text}. Start again {anew}; to keep checkpoints until they are read, "
                 f"{keep}. ({error})",
                 reason=error.reason,
                 checkpoint_id=after,
@@ -266,7 +266,7 @@ def read_part(
                     number = CheckpointPosition.from_text(upto).checkpoint_id
                 raise CheckpointError(
                     f"the state schema of operator {read.operator} changed with checkpoint {number} of "
-                    f"{state.store.url} or before: start the query again, and its frame has the new columns",
+                    f"{state.store.url} or before: restart the query to get the new columns",
                     reason="incompatible",
                     checkpoint_id=number,
                 )

@@ -120,7 +120,7 @@ def _file(place: str) -> ModuleType:
     name = path.stem if loaded is None else f"replayed_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{place} is no Python file")
+        raise UsageError(f"{place} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that the processor can be pickled
     try:

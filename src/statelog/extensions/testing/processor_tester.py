@@ -256,7 +256,7 @@ class ProcessorTester:
         """
         if self._face.test_tables is None:
             raise UsageError(
-                f"{type(self.processor).__name__} is no ColumnarProcessor: use test or testInPandas"
+                f"{type(self.processor).__name__} is not a ColumnarProcessor: use test or testInPandas"
             )
         if self._keys is None:
             raise UsageError("a tester of a columnar processor needs a keySchema")

@@ -120,7 +120,7 @@ def _check_is_alone(
     if sources.is_planned(record.batch_id):
         raise FencedError(
             f"another driver runs this query: this run began with batch {first.batch_id}, and since "
-            f"then {sources.checkpoint_location} has got batch {record.batch_id}, whose state is in "
+            f"then {sources.checkpoint_location} has received batch {record.batch_id}, whose state is in "
             f"{location}. The newest claim there is {newest_claim()}. No state was lost. "
             "Stop; a restart continues the job, if the other driver has stopped"
         )

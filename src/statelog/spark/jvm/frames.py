@@ -75,7 +75,7 @@ def refuse_unread_types(frame: DataFrame) -> None:
                 raise UsageError(
                     f"the input of a stateful operator: the column {column.name()!r} has the type "
                     f"{column.dataType().simpleString():.100}, which this version of PySpark cannot "
-                    "read. Cast it to another type, or leave it out"
+                    "read. Cast it to a different type, or omit it"
                 ) from error
         raise
 

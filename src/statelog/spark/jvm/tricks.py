@@ -68,7 +68,7 @@ def is_switch(key: str, value: str) -> bool:
     if key not in [trick.switch for trick in Trick]:
         names = ", ".join(trick.value for trick in Trick)
         raise InvalidOptionsError(
-            f"Spark's configuration {key!r}: there is no such switch; there are {names}", key=key
+            f"Spark's configuration {key!r}: unknown switch; the switches are {names}", key=key
         )
     SWITCH.parse(value, key)
     return True

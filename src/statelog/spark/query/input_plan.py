@@ -102,7 +102,7 @@ def check_output_column(name: str, output: StructType, *, has_watermark: bool) -
         )
     if name not in output.names or not isinstance(output[name].dataType, TimestampType):
         raise UsageError(
-            f"eventTimeColumnName={name!r} is no timestamp column of the output "
+            f"eventTimeColumnName={name!r} is not a timestamp column of the output "
             f"({output.simpleString()})"
         )
 

@@ -186,8 +186,8 @@ def initial_state(
     if moved := moved_names(stream.key_schema.names, keyed.key_schema.names):
         raise UsageError(
             f"initialState is grouped by ({', '.join(keyed.key_schema.names)}), the stream by "
-            f"({', '.join(stream.key_schema.names)}): {', '.join(moved)} is at another place, and keys are "
-            "matched by their places; group both in one order"
+            f"({', '.join(stream.key_schema.names)}): {', '.join(moved)} is in a different position, and "
+            "keys are matched by position; group both in the same order"
         )
     return InitialState(
         keyed,

@@ -62,7 +62,7 @@ def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
         return schema
     parsed = parsed_ddl(session, schema) if isinstance(schema, str) else None
     if not isinstance(parsed, StructType):
-        raise UsageError(f"a schema of named columns is needed, not {given(schema)}")
+        raise UsageError(f"expected a schema of named columns, not {given(schema)}")
     return parsed
 
 

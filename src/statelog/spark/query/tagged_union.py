@@ -95,7 +95,7 @@ def _check(inputs: Mapping[str, DataFrame], shared: Sequence[str]) -> None:
             )
         if not _others(frame, shared):
             raise UsageError(
-                f"the input {name!r} has its keys only; add a column, which the processor may ignore"
+                f"the input {name!r} contains only its keys; add a column, which the processor may ignore"
             )
     for column in shared:
         types = {

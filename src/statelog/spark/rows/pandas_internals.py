@@ -145,7 +145,7 @@ def frame_access() -> PublicAccess:
     if agrees_with_public(blocks):
         return blocks
     _log.warning(
-        "the internals of pandas %s are not those that statelog knows: frames are cut and joined "
+        "the internals of pandas %s are not the ones that statelog knows: frames are cut and joined "
         "by the public API, which is slower",
         pd.__version__,
     )

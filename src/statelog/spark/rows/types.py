@@ -54,7 +54,7 @@ def arrow_schema(schema: StructType, what: str = "") -> pa.Schema:
                 raise UsageError(
                     f"{what}the column {field.name!r} has the type "
                     f"{field.dataType.simpleString():.100}, which PySpark does not convert to Arrow: "
-                    f"{error!s:.200}. Cast it to another type, or leave it out"
+                    f"{error!s:.200}. Cast it to a different type, or omit it"
                 ) from error
         raise
     return converted

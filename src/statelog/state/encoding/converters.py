@@ -261,7 +261,7 @@ def _missing() -> None:
 def _iterable(value: object) -> Iterable[object]:
     # Python would take them as a sequence of letters, of numbers, of keys.
     if isinstance(value, str | bytes | Mapping):
-        raise TypeError("a list is needed")
+        raise TypeError("expected a list")
     return value  # type: ignore[return-value]  # else the loop raises TypeError
 
 
@@ -289,14 +289,14 @@ def _unwrapped(value: object) -> object:
 def _integer(value: object) -> int:
     value = _unwrapped(value)
     if type(value) is not int:
-        raise TypeError("an int is needed")
+        raise TypeError("expected an int")
     return value
 
 
 def _floating(value: object) -> float:
     value = _unwrapped(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("a float is needed")
+        raise TypeError("expected a float")
     return value if type(value) is float else float(value)
 
 
@@ -310,7 +310,7 @@ def _string(value: object) -> str:
     if type(value) is int:  # Spark takes any object's text; an int's is the same everywhere
         return str(value)
     if not isinstance(value, str):
-        raise TypeError("a str is needed")
+        raise TypeError("expected a str")
     return value if type(value) is str else str(value)
 
 
@@ -323,7 +323,7 @@ def _binary(value: object) -> bytes:
 def _boolean(value: object) -> bool:
     value = _unwrapped(value)
     if type(value) is not bool:
-        raise TypeError("a bool is needed")
+        raise TypeError("expected a bool")
     return value
 
 
@@ -336,7 +336,7 @@ def _decimal(precision: int, scale: int) -> Converter:
         if type(value) is int:
             value = decimal.Decimal(value)
         if not isinstance(value, decimal.Decimal):
-            raise TypeError("a Decimal is needed")
+            raise TypeError("expected a Decimal")
         if not value.is_finite():
             raise ValueError("it is not a finite number")
         try:
@@ -350,7 +350,7 @@ def _decimal(precision: int, scale: int) -> Converter:
 def _date(value: object) -> dt.date:
     value = _unwrapped(value)
     if isinstance(value, dt.datetime) or not isinstance(value, dt.date):
-        raise TypeError("a date is needed")
+        raise TypeError("expected a date")
     return value
 
 
@@ -362,7 +362,7 @@ def _datetime(value: object) -> dt.datetime | None:
     if value != value:  # pandas' NaT, which is how a frame shows a null
         return None
     if not isinstance(value, dt.datetime):
-        raise TypeError("a datetime is needed")
+        raise TypeError("expected a datetime")
     return value
 
 
@@ -381,7 +381,7 @@ def _duration(value: object) -> dt.timedelta | None:
     if value != value:
         return None
     if not isinstance(value, dt.timedelta):
-        raise TypeError("a timedelta is needed")
+        raise TypeError("expected a timedelta")
     return value
 
 

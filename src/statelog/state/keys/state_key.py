@@ -89,7 +89,7 @@ def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]
             values.append(pa.scalar(text, pa.string()).cast(field.type).as_py())
         except _REFUSED as error:
             raise UsageError(
-                f"key column {field.name!r} takes {field.type}; {text!r:.100} is no such value",
+                f"key column {field.name!r} takes {field.type}; {text!r:.100} is not one",
                 fields=("key",),
             ) from error
     return tuple(values)
@@ -102,7 +102,7 @@ def _converted(value: object, field: pa.Field) -> object:
         return None
     try:
         if isinstance(value, bool) != pa.types.is_boolean(kind) and not pa.types.is_nested(kind):
-            raise TypeError("a switch is no number")
+            raise TypeError("a switch is not a number")
         if isinstance(value, dt.datetime) and value.tzinfo is None:
             # As in PySpark, a time without a zone is local.
             zoned = pa.types.is_timestamp(kind) and kind.tz is not None

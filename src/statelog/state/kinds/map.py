@@ -175,7 +175,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         """Return the entries of a dict by map key."""
         if not isinstance(state, Mapping):
             raise UsageError(
-                f"state {convert.name!r} is a map: a dict by map key is needed, not "
+                f"state {convert.name!r} is a map: expected a dict by map key, not "
                 f"{type(state).__name__}"
             )
         times = {} if expiry is None else expiry

@@ -188,7 +188,7 @@ def test_versions_are_dropped_with_the_recordings_that_saw_them(tmp_path: Path) 
     [
         (lambda: 1 / 0, "the function of the broadcast table 'rules' failed: ZeroDivisionError"),
         (lambda: 7, "takes a pyarrow table"),
-        (lambda: [7], "its rows cannot be one table"),
+        (lambda: [7], "its rows cannot be combined into one table"),
         (lambda: {"n": pa.nulls(9 << 20, pa.int16())}, "has 19 MiB, and at most 16 MiB"),
     ],
 )

@@ -224,7 +224,7 @@ def test_a_target_that_is_not_a_copy_is_rejected(tmp_path):
         copied(made.store, made.store)
     target = Target()
     target.objects.update(other.store.objects)
-    with pytest.raises(UsageError, match="is a state location, and no copy"):
+    with pytest.raises(UsageError, match="is a state location, not a copy"):
         copied(made.store, target)
     target = Target()
     without_checkpoint = local(tmp_path / "local")

@@ -144,7 +144,7 @@ def test_values_that_do_not_fit_are_rejected_before_the_claim(made):
         ({"total": {key: (1,)}}, "takes a dict of the fields"),
         ({"total": {("x",): {}}}, "a key needs a value for each"),
         ({"total": {("x", 1): {}}}, "key column 'k' takes int64"),
-        ({"counts": {key: [1]}}, "a dict by map key is needed"),
+        ({"counts": {key: [1]}}, "expected a dict by map key"),
         ({"$timers": {key: ["soon"]}}, "a timer must be a whole number"),
         ({"total": [key]}, r"set\['total'\] must be a mapping"),
     ):

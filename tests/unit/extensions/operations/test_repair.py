@@ -181,7 +181,7 @@ def test_giving_up_keeps_what_may_be_a_claim(call, place):
 
 
 def test_giving_up_needs_a_sound_checkpoint(call, place):
-    assert "nothing is to be given up" in call(
+    assert "there is nothing to give up" in call(
         "verify", str(place), "--give-up-after", "3", status=2
     )
     assert "does not exist" in call("verify", str(place), "--give-up-after", "7", status=1)

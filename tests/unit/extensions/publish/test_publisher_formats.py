@@ -128,7 +128,7 @@ def test_a_table_of_others_is_refused(tmp_path: Path) -> None:
     published = DeltaPublished("others", tmp_path)
     published.history.run(1)
     deltalake.write_deltalake(published.folder, pa.table({"a": [1]}))
-    with pytest.raises(UsageError, match="publish to another table"):
+    with pytest.raises(UsageError, match="publish to a different table"):
         published.publish()
 
 
@@ -137,7 +137,7 @@ def test_a_table_around_its_location_is_refused(above: str, tmp_path: Path) -> N
     published = DeltaPublished("around", tmp_path)
     published.history.run(1)
     published.target = {"delta": (Path(published.location) / above).resolve()}
-    with pytest.raises(UsageError, match="publish to another folder"):
+    with pytest.raises(UsageError, match="publish to a different folder"):
         published.publish()
 
 

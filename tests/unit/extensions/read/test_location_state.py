@@ -291,7 +291,7 @@ def test_names_that_are_not_there_are_answered_with_those_that_are(
         state.table("total", 99)
     with pytest.raises(UsageError, match="checkpoint must be a whole number"):
         state.table("total", 1.5)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="checkpoint is 'newest', which is no id, no tag"):
+    with pytest.raises(UsageError, match="checkpoint is 'newest', which is not an id, not a tag"):
         state.table("total", "newest")
     with pytest.raises(UsageError, match="has no operator 'other'; name one of op"):
         sl.open(folder, operator="other").variables()

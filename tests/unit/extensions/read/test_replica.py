@@ -203,7 +203,7 @@ def test_a_replica_of_some_key_groups_reads_only_those() -> None:
             replica.refresh()
             check(replica, history, groups)
         other = next(number for number in range(KEYS) if group_of(number) not in groups)
-        with pytest.raises(UsageError, match="the replica holds"):
+        with pytest.raises(UsageError, match="the replica contains"):
             replica.get("$timers", key_of(other))
     with pytest.raises(UsageError, match="are not all in"):
         LocationState(history.store).follow(key_groups=KeyGroupRange(0, 99))
@@ -516,8 +516,8 @@ def test_wrong_sql_says_what_there_is() -> None:
         for statement, said in (
             ("select * from totals", '"counts"'),
             ("selec 1", "syntax error"),
-            ("select 1; select 2", "give one SQL statement"),
-            ("", "give one SQL statement"),
+            ("select 1; select 2", "pass one SQL statement"),
+            ("", "pass one SQL statement"),
             ("select value.total from total", "names with a dot need quotes"),
         ):
             with pytest.raises(UsageError) as caught:

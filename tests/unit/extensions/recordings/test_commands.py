@@ -70,7 +70,7 @@ def test_a_failure_exits_with_1_and_says_so(call, job: RecordedJob) -> None:
     [
         (["nobody"], "has no recording of the key ('nobody',)"),
         (["k1", "k2"], "a key needs a value for each of (k string); 2 given"),
-        (["k1", "--since", "stable"], "since is 'stable', which is no id, no tag of"),
+        (["k1", "--since", "stable"], "since is 'stable', which is not an id, not a tag of"),
         (["k1", "--since", "9"], "has no recording of the key ('k1',) after checkpoint 9"),
         (["k1", "--processor", "Steps"], "is named module:Class or file.py:Class"),
         (["k1", "--processor", "no_such_module:X"], "'no_such_module' cannot be imported"),

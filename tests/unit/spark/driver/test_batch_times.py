@@ -69,7 +69,7 @@ def test_the_event_time_column_is_the_one_with_a_watermark() -> None:
 def test_an_output_column_of_event_time_is_a_timestamp_and_not_older_than_the_watermark() -> None:
     output = StructType([StructField("at", TimestampType()), StructField("n", LongType())])
     check_output_column("at", output, has_watermark=True)
-    with pytest.raises(UsageError, match="'n' is no timestamp column of the output"):
+    with pytest.raises(UsageError, match="'n' is not a timestamp column of the output"):
         check_output_column("n", output, has_watermark=True)
     moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     watermark_ms = int(moment.timestamp() * 1000)

@@ -252,5 +252,5 @@ def approx_count_distinct(column: ColumnOrName, rsd: float = 0.05) -> Aggregate:
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"approx_count_distinct: rsd={value!r} is no number")
+        raise UsageError(f"approx_count_distinct: rsd={value!r} is not a number")
     return float(value)

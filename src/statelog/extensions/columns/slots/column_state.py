@@ -155,7 +155,7 @@ def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> lis
     """Return the columns of a table in the types of a schema, as they are stored."""
     table = table_of(values, what)
     if length >= 0 and table.num_rows != length:
-        raise UsageError(f"{what}: {table.num_rows} rows were given for {length} keys")
+        raise UsageError(f"{what}: {table.num_rows} rows for {length} keys")
     if set(table.column_names) != set(schema.names) or len(table.column_names) != len(schema):
         raise UsageError(
             f"{what} has the columns {', '.join(schema.names)}; the table given has "

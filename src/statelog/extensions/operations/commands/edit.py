@@ -56,7 +56,7 @@ def edit(
     delete_others: Annotated[
         bool,
         typer.Option(
-            "--delete-others", help="Delete a variable of the keys that are not in its file."
+            "--delete-others", help="Delete a variable for the keys that are not in its file."
         ),
     ] = False,
     operator: options.Operator = None,
@@ -66,14 +66,14 @@ def edit(
     """
     Set and delete the state of keys from Parquet files, as a new checkpoint.
 
-    The rows of a key in a file are its whole new state of the variable; keys that are not in the
-    file stay as they are.  Only keys whose state differs are written, so repeat an interrupted
-    call.  With a time to live, an entry expires at expires_at_ms of the file, or one time to live
+    A file's rows for a key replace the key's whole state of the variable; keys that are not in the
+    file do not change.  Only keys whose state differs are written, so you can repeat an interrupted
+    call.  With a time to live, an entry expires at expires_at_ms in the file, or one time to live
     from now.
 
-    Stop the query first.  A query that runs is fenced; its next start continues from the edited
-    state at the same source position.  The files are read into memory: edit millions of keys in
-    parts, one file after the other.
+    Stop the query first.  A running query is fenced; its next start continues from the edited state
+    at the same source position.  The files are read into memory: to edit millions of keys, split
+    them into several files and calls.
 
     Examples:
         statelog edit s3://bucket/jobs/totals --set total=/tmp/totals/total.parquet
@@ -82,7 +82,7 @@ def edit(
     if not set_files and delete_file is None:
         raise UsageError("nothing to edit: give --set VARIABLE=PATH or --delete PATH")
     if delete_others and not set_files:
-        raise UsageError("--delete-others needs --set VARIABLE=PATH, whose keys are retained")
+        raise UsageError("--delete-others needs --set VARIABLE=PATH, and keeps the keys in PATH")
     with open_state(location, operator) as state, progress("reading"):
         reader = state.reader()
         states = _states(reader, set_files or (), delete_others=delete_others)
@@ -144,7 +144,7 @@ def unfreeze(
 
     A query with the setting `onError="freeze"` freezes a key whose processing fails: later rows of
     the key become dead letters too.  `statelog read LOCATION '$frozen'` lists the keys.  Stop the
-    query first.  A query that runs is fenced; its next start continues.  Before you unfreeze keys,
+    query first.  A running query is fenced; its next start continues.  Before you unfreeze keys,
     write their rows with `statelog dead-letters --to` to send them to the source again.
 
     Examples:
@@ -188,10 +188,10 @@ def forget(
     Remove a key from all state of an operator, and list the objects that still contain it.
 
     --apply deletes the key in a new checkpoint.  Its bytes are deleted with the snapshots and
-    checkpoints that the command lists.  With --now too, the command writes the affected key groups
-    again without the key, gives up older checkpoints, and deletes their objects.  Stop the query
-    first.  A query that runs is fenced; its next start continues.  Parents of a fork are not
-    changed: the last line is the command for each parent that contains the key.
+    checkpoints that the command lists.  With --now as well, the command rewrites the affected key
+    groups without the key, gives up older checkpoints, and deletes their objects.  Stop the query
+    first.  A running query is fenced; its next start continues.  The command does not change the
+    parents of a fork; it prints the command to run for each parent that contains the key.
 
     Examples:
         statelog forget s3://bucket/jobs/totals c42

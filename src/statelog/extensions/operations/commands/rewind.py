@@ -55,7 +55,7 @@ def rewind(
 
     The state after the micro-batch becomes the newest checkpoint.  Spark's files of later
     micro-batches (offsets, commits, and the lists of file sources) are deleted, so the query plans
-    and reads them again.  A run that is still active is fenced: it fails at its next commit.
+    and reads them again.  A run that is still active is fenced and fails at its next commit.
     Repeat an interrupted rewind with the same command.
 
     A sink that stores batch ids must delete the later ones.  Exit status 1 if the rewind is not

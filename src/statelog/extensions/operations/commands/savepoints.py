@@ -42,7 +42,7 @@ def tag(
     *,
     checkpoint: options.Checkpoint = None,
     checkpoint_location: options.Query = None,
-    comment: Annotated[str, typer.Option(help="Stored with the tag, for people.")] = "",
+    comment: Annotated[str, typer.Option(help="A comment for people, stored with the tag.")] = "",
     remove: Annotated[
         bool,
         typer.Option(
@@ -58,13 +58,13 @@ def tag(
     """
     Retain a checkpoint under a name, with the position of its sources; list or remove tags.
 
-    The checkpoint can be read and restored until the tag is removed, whatever the query retains.
+    The checkpoint can be read and restored until you remove the tag, whatever the query retains.
     `statelog fork --checkpoint NAME` continues from it.  The query may run meanwhile: the command
     waits up to 10 s until the sink has taken the rows of the micro-batch.  Repeat an interrupted
     call with the same arguments.  Exit status 1 if the checkpoint is no longer retained, or if the
     sink takes longer.
 
-    --remove --apply removes a tag, and the next clean-up deletes what only the tag kept.  With
+    --remove --apply removes a tag, and the next clean-up deletes what only the tag retained.  With
     --kind fork it releases a fork, which can no longer be read if it still needs objects of
     LOCATION.
 
@@ -260,8 +260,8 @@ def copy(
     move a query, stop it before the last call, and start it with NEW_LOCATION as stateLocation and
     the same checkpointLocation.
 
-    A copy with other encryption keys encrypts a location, or gives it a new key.  The keys of
-    LOCATION are those of the environment variable STATELOG_ENCRYPTION.
+    To encrypt a location, or to change its key, copy it with --new-encryption. The environment
+    variable STATELOG_ENCRYPTION names the keys of LOCATION.
 
     Examples:
         statelog copy s3://bucket/jobs/totals gs://backup/jobs/totals

@@ -47,7 +47,7 @@ def verify(
     at_least: Annotated[
         int | None,
         typer.Option(
-            help="Report a finding if the newest checkpoint is older than this one, which you know to exist.",
+            help="Report a finding if the newest checkpoint is older than this known one.",
             min=0,
         ),
     ] = None,
@@ -71,19 +71,19 @@ def verify(
     """
     Read and verify every object that retained checkpoints need, or repair the location.
 
-    Every object is read once, and every checksum is verified.  The log of each checkpoint is
-    compared with the log of the checkpoint before.  After a finding, the command prints the newest
-    sound checkpoint.  Checksums and encryption do not reveal that the newest checkpoints were
-    deleted: give --at-least the newest one that you know.
+    The command reads every object once, verifies every checksum, and compares the log of each
+    checkpoint with the log of the previous one.  After a finding, the command prints the newest
+    sound checkpoint.  Checksums and encryption cannot reveal that the newest checkpoints were
+    deleted: pass the newest one that you know to --at-least.
 
-    --repair deletes what is provably not needed: temporary objects and files of writes that were
-    killed, metadata of checkpoints that an interrupted clean-up left, and objects of unfinished
+    --repair deletes what is provably unnecessary: temporary objects and files of killed writes,
+    metadata of checkpoints that an interrupted clean-up left, and objects of unfinished
     checkpoints.  It never deletes claims, unknown names, damaged checkpoints, or objects younger
     than --min-age.
 
     --give-up-after N verifies checkpoint N, commits its state again as the newest checkpoint, and
-    lists the checkpoints that are lost.  It fences a run that is active.  It does not rewind the
-    sources: if the query has a checkpointLocation, use `statelog rewind`.
+    lists the checkpoints that are lost.  It fences an active run.  It does not rewind the sources:
+    if the query has a checkpointLocation, use `statelog rewind`.
 
     Exit status 1 if an object is damaged or missing, was written by a newer statelog, cannot be
     repaired, or could not be deleted.

@@ -109,7 +109,7 @@ def _sink_of_files(context: SinkContext, target: Target, place: FilePlace) -> Si
         if FileEntries(context.session, place.path).has_log():
             raise UsageError(
                 f"{place.path} has a log of streaming output, which would hide appended files from "
-                "Spark's readers: leave fileSink='append' out, or write to another folder"
+                "Spark's readers: leave fileSink='append' out, or write to a different folder"
             )
         return written_by_spark(target, place.source)
     entries = FileEntries(context.session, place.path, newest_batch(context.files))

@@ -99,7 +99,7 @@ class DeltaSink:
             raise CheckpointError(
                 f"{target} has a later transaction of {application.name!r} than {batch.number}, so Delta would "
                 f"skip batch {batch.batch_id}: the query has a new state location. Leave out the option "
-                f"{_APPLICATION}, or name another application",
+                f"{_APPLICATION}, or name a different application",
                 reason="gap",
                 batch_id=batch.batch_id,
             )

@@ -253,7 +253,7 @@ class FileEntries:
     def _going_back(self, last: DeliveredBatch, batch_id: int) -> CheckpointError:
         return CheckpointError(
             f"{self._path} has the rows of batch {last.batch_id} of this query, which now continues "
-            f"with batch {batch_id}: the query was brought back to an earlier batch, or its "
+            f"with batch {batch_id}: the query went back to an earlier batch, or its "
             "checkpointLocation was restored from a backup. Files cannot be taken out of "
             f"{LOG}. Write to a new folder, and take the rows up to batch {batch_id - 1} from the old "
             "one",

@@ -101,7 +101,7 @@ def looking_sink(
 def refuse_read_only(source: str) -> None:
     """Reject a format that Spark can only read."""
     if source in _READ_ONLY:
-        raise UsageError(f"the format {source} can be read only; use another one")
+        raise UsageError(f"the format {source} is read-only; use a different format")
 
 
 def no_path(source: str) -> UsageError:

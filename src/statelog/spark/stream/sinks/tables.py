@@ -91,7 +91,7 @@ def place_of(tables: Tables, table: KnownTable, target: Target, schema: StructTy
     stored = tables.of_files(table.entry)
     if stored.has_buckets:
         raise UsageError(
-            f"the table {table.name} has buckets, which streaming output cannot have: write to "
+            f"the table {table.name} has buckets, which streaming output does not support: write to "
             "a table without CLUSTERED BY"
         )
     columns = stored.schema

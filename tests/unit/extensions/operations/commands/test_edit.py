@@ -154,11 +154,11 @@ def test_a_wrong_file_is_refused_and_nothing_is_changed(call, job: Exported) -> 
 
     rows = total(job, [1, 2])
     at = ("--set", f"total={file}")
-    assert "2 rows of 1 keys" in refused(total(job, [1, 1]), *at)
+    assert "2 rows for 1 keys" in refused(total(job, [1, 1]), *at)
     assert "no column 'key.name'" in refused(rows.drop_columns(["key.name"]), *at)
     assert "a column 'x'" in refused(rows.append_column("x", pa.array([1, 2])), *at)
     text = rows.set_column(0, "key.k", pa.array(["one", "two"]))
-    assert "values of another type" in refused(text, *at)
+    assert "values of a wrong type" in refused(text, *at)
     assert "no state variable" in refused(rows, "--set", f"other={file}")
     assert "VARIABLE=PATH" in refused(None, "--set", "total")
     assert "twice" in refused(rows, *at, *at)

@@ -1,0 +1,66 @@
+"""
+Fill the tables of stored fields in docs/reference/formats, from the docstrings of their classes.
+
+A field is absent from the stored JSON where it has its default, which the docstrings call None or "".
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import python_api
+
+from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.format.checkpoint_record import ClaimRecord
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.support.values.key_group_vectors import VECTORS  # noqa: E402
+
+FOLDER = ROOT / "docs" / "reference" / "formats"
+KINDS: tuple[type[msgspec.Struct], ...] = (BatchRecord, OperatorRecord, Attachment, ClaimRecord)
+BLOCK = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def checkpoint_page() -> str:
+    """Return docs/reference/formats/checkpoint_metadata.md with its tables made anew."""
+    return _filled("checkpoint_metadata.md")
+
+
+def key_groups_page() -> str:
+    """Return docs/reference/formats/key-groups.md with its table of vectors made anew."""
+    return _filled("key-groups.md")
+
+
+def _filled(name: str) -> str:
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    return BLOCK.sub(lambda match: f"{match[1]}\n{_table(match[2])}\n{match[3]}", text)
+
+
+def _table(name: str) -> str:
+    if name == "vectors":
+        return _vectors()
+    (kind,) = (each for each in KINDS if each.__name__ == name)
+    return "".join(["| Field | Meaning |\n|---|---|\n", *_rows(kind)])
+
+
+def _rows(kind: type[msgspec.Struct]) -> Iterator[str]:
+    stored = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
+    for names, text in python_api.arguments_of(kind):
+        fields = ", ".join(f"`{stored[name]}`" for name in names.split(", "))
+        meaning = " ".join(text.rstrip(".").split())
+        yield f"| {fields} | {python_api.escaped(meaning)} |\n"
+
+
+def _vectors() -> str:
+    def row(columns: Any, value: int, key_group: int) -> str:
+        key = ", ".join(f"{kind} {text}" for kind, text in columns)
+        return f"| `{key}` | `{value}` | {key_group} |\n"
+
+    head = "| Key | xxhash64 | Key group |\n|---|---|---|\n"
+    return "".join([head, *(row(*vector) for vector in VECTORS)])
