@@ -36,8 +36,9 @@ import pyarrow as pa
 from statelog.model import ChangelogStateHandle, KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.runtime.clock import RandomIds
-from statelog.state.columnar.run_files import StateBackendConfig
+from statelog.state.columnar.run_files import opener
 from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap import StateBackendConfig
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds import StateKind
@@ -167,8 +168,8 @@ class ColumnarTable:
         schema = OperatorStateSchema("bench", pa.schema([("key", pa.int64())]), (state,))
         self._range = KeyGroupRange(0, 127)
         backend = StateBackendConfig("auto", 512 << 20, str(folder))
-        opener = backend.opener("bench", RandomIds())
-        self._state = KeyedState(OperatorCodec(schema), backend.limits(), opener)
+        files = opener(backend, "bench", RandomIds())
+        self._state = KeyedState(OperatorCodec(schema), backend.limits(), files)
         self._schema = schema.key_schema
         self._number = -1
         if any(folder.rglob("*.run")):  # opened again: the log below has this id

@@ -1,5 +1,5 @@
 """
-How much a person must read: lines of code, files, and what two modules import.
+How much a person must read: lines of code, files, what two modules import, and what the engine names.
 
 `volume.json` has the figures. A figure that grew by more than a hundredth fails: below it,
 branches that add a few lines do not wait for each other. After a cut
@@ -10,6 +10,7 @@ See "Volume" in docs/contributing/house-rules.md.
 import ast
 import io
 import json
+import re
 import sys
 import tokenize
 import warnings
@@ -28,6 +29,28 @@ ROOTS = ("statelog.spark.api", "statelog.changelog.storage")
 
 LAZY = frozenset({"statelog", "statelog.spark"})
 """Packages that import a name at its first use: what they list is not loaded with them."""
+
+FEATURES = {
+    "bad records": r"(?i:bad.?record|dead.?letter)|(?<![a-z])[oO]n_?[eE]rror\b|[mM]ax_?[eE]rrors|MAX_ERRORS"
+    r"|[Ee]rror_?[Pp]olicy|[Ff]rozen (?:key|mark)|[Ff]rozen_?(?:NAME|Mark|MARK)|FROZEN|un_?freeze(?!\()",
+    "recordings": r"(?<!class _)(?i:recordings?\b|recording_)|keeps_letters|is_replayed",
+    "side outputs": r"(?i:side.?outputs?\b|side_sink)",
+    "broadcasts": r"[Bb]roadcasts?(?! variable)\b|BROADCASTS|BROADCAST_SOURCES|_broadcast\b",
+    "forks": r"(?<!\w)[Ff]orks?\b|fork_|\bFORK|_fork\b",
+}
+"""The features that the engine must not know, and the words by which a line names one."""
+
+CORE = ("spark/driver", "spark/worker", "checkpoint", "state")
+ENGINE = ("changelog", "checkpoint", "state", "spark")
+SEAMS = frozenset({"spark/extension_table.py", "spark/query/face.py"})
+"""The tables of the seams, which name extensions."""
+
+NO_FEATURE = re.compile(
+    r"broadcast_vars|broadcastVars|BroadcastThreshold|gc\.unfreeze|sent as a? ?broadcast"
+    r"|function has broadcasts|\bbroadcasts = list|if broadcasts:|\(broadcasts, a profiler"
+    r"|over a fork|a processor forks|which may fork|holds a broadcast"
+)
+"""Lines with such a word for something of Python or Spark: its broadcasts, its processes."""
 
 NO_CODE = frozenset(
     {
@@ -103,6 +126,25 @@ def module_of(name: str, paths: Mapping[str, Path]) -> str:
     return name
 
 
+def lines_that_name_a_feature(folders: Sequence[str]) -> list[str]:
+    """
+    Return the lines of folders of `src` that name a feature.
+
+    A line counts once if one of the words of `FEATURES` is in it, be it code, docstring or comment,
+    unless it is one of `NO_FEATURE`.  The tables of the seams do not count.
+    """
+    words = re.compile("|".join(FEATURES.values()))
+    lines: list[str] = []
+    for path in modules():
+        name = path.relative_to(SRC).as_posix().removeprefix("statelog/")
+        if name in SEAMS or not name.startswith(tuple(f"{folder}/" for folder in folders)):
+            continue
+        for number, line in enumerate(text_of(path).splitlines(), 1):
+            if words.search(line) and not NO_FEATURE.search(line):
+                lines.append(f"{name}:{number}: {line.strip()}")
+    return lines
+
+
 def measure() -> dict[str, int]:
     """Return the figures as they are now."""
     paths = {module_name(path): path for path in modules()}
@@ -116,6 +158,10 @@ def measure() -> dict[str, int]:
         loaded = closure(imports, root)
         figures[f"modules loaded by {root}"] = len(loaded)
         figures[f"code lines loaded by {root}"] = sum(code[name] for name in loaded)
+    figures["lines of driver, worker, checkpoint and state that name a feature"] = len(
+        lines_that_name_a_feature(CORE)
+    )
+    figures["lines of the engine that name a feature"] = len(lines_that_name_a_feature(ENGINE))
     return figures
 
 

@@ -20,7 +20,7 @@ from tests.support.jobs.random_programs import (
 )
 
 from statelog.spark import transform_with_state
-from statelog.state.columnar.run_files import StateBackendConfig
+from statelog.state.heap import StateBackendConfig
 
 workers_get_by_value(__name__)
 

@@ -20,7 +20,7 @@ from statelog.spark import (
     transform_with_state_in_pandas,
 )
 from statelog.spark import functions as F
-from statelog.state.columnar.run_files import StateBackendConfig
+from statelog.state.heap import StateBackendConfig
 
 workers_get_by_value(__name__)
 

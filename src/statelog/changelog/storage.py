@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 
 from statelog import arguments
-from statelog.changelog.local_recovery import LocalRecoveryConfig
 from statelog.changelog.local_registry import LocalChangelogRegistry
 from statelog.changelog.reader import ReadReport, read_change_batches, read_changes
 from statelog.changelog.registry import TaskChangelogRegistry
-from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
 from statelog.changelog.upload.retrying import ObjectUploads
 from statelog.changelog.upload.scheduler import (
     InlineStateChangeUploadScheduler,
@@ -35,7 +33,7 @@ from statelog.errors import ClosedError, InvalidOptionsError, UsageError
 from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, KeyGroupRange, StateChange
 from statelog.model.key_group import MAX_PARALLELISM_LIMIT
-from statelog.options import ChangelogOptions, Options
+from statelog.options import ChangelogOptions, LocalRecoveryOptions, Options
 from statelog.runtime.closing import ClosesAtExit, close_all
 from statelog.runtime.lock import OwningProcess
 from statelog.runtime.runtime import Runtime, system_runtime
@@ -43,6 +41,7 @@ from statelog.store.api import ObjectStore
 
 if TYPE_CHECKING:
     from statelog.changelog.download_cache import DownloadCache
+    from statelog.changelog.local_recovery import LocalRecoveryConfig
     from statelog.runtime.mailbox import MailboxExecutor
 
 # Check the parts that a storage is given, and make those that it is not.
@@ -71,6 +70,16 @@ def download_cache(
     )
 
 
+def local_copies(options: LocalRecoveryOptions) -> LocalRecoveryConfig | None:
+    """Return where local copies are; None where they are neither written nor read."""
+    if not options.backup and not options.recovery:
+        return None
+    # Imported here: only a storage with local copies needs it.
+    from statelog.changelog.local_recovery import LocalRecoveryConfig
+
+    return LocalRecoveryConfig.of(options)
+
+
 def check_handle(handle: object) -> None:
     """Raise `UsageError` for an object that is not a changelog handle."""
     expected = "a ChangelogStateHandle, such as SnapshotResult.job_manager_owned"
@@ -93,6 +102,8 @@ def check_parts(metrics: object, scheduler: object, registry: object) -> None:
 def check_places(local_recovery: object, cache_directories: object) -> None:
     """Raise `InvalidOptionsError` for local directories of the wrong type."""
     if local_recovery is not None:
+        from statelog.changelog.local_recovery import LocalRecoveryConfig
+
         arguments.instance(
             local_recovery,
             "local_recovery",
@@ -199,7 +210,7 @@ class FsStateChangelogStorage(ClosesAtExit):
 
     def _new_scheduler(self) -> StateChangeUploadScheduler:
         """Return the scheduler of the options, whose files the registry tracks."""
-        return BatchingStateChangeUploadScheduler.from_config(
+        return StateChangeUploadScheduler.from_config(
             self._options,
             self._store,
             job_id=self._job_id,
@@ -254,7 +265,7 @@ class FsStateChangelogStorage(ClosesAtExit):
             options=options.changelog,
             job_id=job_id,
             metrics=metrics,
-            local_recovery=LocalRecoveryConfig.of(options.local_recovery),
+            local_recovery=local_copies(options.local_recovery),
             cache_directories=cache_directories,
             inline_bytes=inline_bytes,
         )

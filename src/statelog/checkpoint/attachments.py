@@ -2,8 +2,8 @@
 Objects that a checkpoint names besides its state: its attachments, and the log that writes them.
 
 The record of a micro-batch lists them.  An attachment has a kind, which is a text here: the
-features that use the kinds know what is in the objects.  Verify, clean-up, copy, fork and forget
-use this record only.
+features that use the kinds know what is in the objects.  Whatever walks a location uses this record
+only.
 
 What the tasks of a micro-batch send in their answers becomes one object for each place (an operator
 and a name).  While that object is small and young, the next micro-batch writes it again with its
@@ -187,7 +187,7 @@ class AttachmentPolicy:
 
     Args:
         kind: The kind.
-        what: What its objects contain, for messages: "dead letters".
+        what: What its objects contain, for messages.
         path_of: Returns the path of an object, by a unique name.
         contents: Returns the contents of what tasks sent.
         age_ms: How long items are kept, in milliseconds.

@@ -42,26 +42,20 @@ from statelog.core.checkpoint_ledger import (
 from statelog.errors import CheckpointError, CorruptionError, ObjectNotFoundError, StoreError
 from statelog.runtime.pool import in_background
 from statelog.store import PATHS, LocationStore, ObjectStore, ask_at_once
-from statelog.store.location_store import is_fork_id, parent_path
+from statelog.store.location_store import parent_path
 from statelog.store.paths import (
-    BROADCASTS_FOLDER,
-    RECORDINGS_FOLDER,
-    TEMPORARY_FOLDER,
+    DATA_FOLDERS,
+    LOOSE_OBJECTS,
     parse_checkpoint_folder,
     parse_checkpoint_metadata,
     parse_copy_folder,
 )
 
-# Release the parent of a fork: delete there the tag that keeps a checkpoint for the fork.
-
 _FAILURES_MAX: Final = 3
-FAILED_RECORDING_AGE: Final = dt.timedelta(days=7)
-"""The recording of a key that failed is kept this long; no checkpoint names it."""
+_RETENTION: Final = dt.timedelta(days=7)
 _NEVER_GARBAGE: Final = tuple(
     f"{folder}/" for folder in (PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
 )
-_REPEATED_AGE: Final = dt.timedelta(days=7)
-"""A version of a broadcast table is kept this long for a restart that repeats its micro-batch."""
 _PART_MAX: Final = 1000
 """The limit of S3 for one request; a failed part is deleted again one by one."""
 BATCH_COMMITS: Final = 20
@@ -74,25 +68,24 @@ _NS_PER_MS: Final = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentRelease:
     """
-    What ends the dependence of a fork on a parent.
+    What ends the dependence of a location on a parent, of which it is a fork.
 
     Args:
-        fork_id: The id of the fork.
+        parent_id: The id by which the location refers to the parent.
         parent: URL of the parent's location; "" if it was deleted.
-        tags: The objects of the parent that keep a checkpoint for this fork, which are deleted
-            there.
+        tags: The objects of the parent that keep a checkpoint for this location, which are deleted there.
         problem: Why nothing can be deleted; "" if it can.
     """
 
-    fork_id: str
+    parent_id: str
     parent: str = ""
     tags: tuple[str, ...] = ()
     problem: str = ""
 
 
-def release_parent(store: LocationStore, fork_id: str, *, apply: bool) -> ParentRelease:
+def release_parent(store: LocationStore, parent_id: str, *, apply: bool) -> ParentRelease:
     """
-    Delete a fork's tag at its parent, and its reference to the parent.
+    Delete the tag of a location at its parent, and its reference to the parent.
 
     An earlier call may have deleted either of them; a parent that was deleted is no error.  A tag
     that names another location is left, and so is one in a bucket or store that the caller has not
@@ -102,24 +95,24 @@ def release_parent(store: LocationStore, fork_id: str, *, apply: bool) -> Parent
         What was deleted, or would be in a dry run; or why it was not.
     """
     try:
-        released = store.released_parent(fork_id)
+        released = store.released_parent(parent_id)
     except CheckpointError as error:
         if error.reason != "parent":
             raise
-        return ParentRelease(fork_id=fork_id, problem=str(error))
+        return ParentRelease(parent_id=parent_id, problem=str(error))
     # The tag first: if this stops between both, the reference finds the tag again.
     if released is not None and apply:
-        # Imported here: only the clean-up of a fork writes a line of the audit log.
+        # Imported here: only this clean-up writes a line of the audit log.
         from statelog.checkpoint.audit import audited
 
         parent = LocationStore(released[0])
-        with audited(parent, "release", fork_id=fork_id, fork=store.url):
+        with audited(parent, "release", fork_id=parent_id, fork=store.url):
             parent.delete(released[1])
     if apply:
-        store.delete([PATHS.parent(fork_id)])
+        store.delete([PATHS.parent(parent_id)])
     if released is None:
-        return ParentRelease(fork_id=fork_id)
-    return ParentRelease(fork_id=fork_id, parent=released[0].url, tags=released[1])
+        return ParentRelease(parent_id=parent_id)
+    return ParentRelease(parent_id=parent_id, parent=released[0].url, tags=released[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,7 @@ class CleanUpReport:
         reachable: Number of objects that retained checkpoints need.
         too_young: Number of orphans kept because of their age.
         unknown: Number of objects kept because statelog does not make such names.
-        released: Ids of forks that need nothing of their parent.  The tags that kept it are
+        released: Ids of parents of which nothing is needed.  The tags that kept it are
             deleted in the parent; in a dry run, they would be.
         outside: What that deletes outside of the location, and what was left there with the reason.
         reason: Why objects could not be deleted, or why none was tried; "" without a problem.
@@ -205,7 +198,7 @@ def collect_garbage(
     min_age: dt.timedelta,
     now: dt.datetime,
     apply: bool = False,
-    failed_recording_age: dt.timedelta = FAILED_RECORDING_AGE,
+    retention: dt.timedelta = _RETENTION,
 ) -> CleanUpReport:
     """
     Delete objects that no retained checkpoint reaches and that are older than *min_age*.
@@ -218,7 +211,7 @@ def collect_garbage(
         min_age: Younger objects are kept.
         now: The time, with a time zone; compared with the store's own times.
         apply: Delete them; False only reports what would be deleted.
-        failed_recording_age: Recordings of keys whose processing failed are kept this long.
+        retention: The `LooseObjects` without an age of their own are kept this long.
 
     Raises:
         CheckpointError: A retained checkpoint is damaged or missing (`reason` "damaged"); nothing
@@ -243,20 +236,17 @@ def collect_garbage(
         for info in ours
         if info.path not in marked and not is_kept_entry(store, info.path, newest)
     ]
-    # 3. A young orphan may belong to a checkpoint under way.
-    ages = {
-        PATHS.failed_recording(""): max(failed_recording_age, min_age),
-        PATHS.broadcast(""): max(_REPEATED_AGE, min_age),
-    }
 
+    # 3. A young orphan may belong to a checkpoint under way.
     def age_of(path: str) -> dt.timedelta:
-        return next((age for folder, age in ages.items() if path.startswith(folder)), min_age)
+        ages = (age or retention for folder, age, _ in LOOSE_OBJECTS if path.startswith(folder))
+        return max(next(ages, min_age), min_age)
 
     old = [info for info in orphans if now - info.last_modified >= age_of(info.path)]
     old.sort(key=lambda info: info.path)
     sizes = {info.path: info.size_bytes for info in old}
     report = delete_objects(store, sizes) if apply else CleanUpReport(deleted=tuple(sizes))
-    # 4. A parent of a fork is released once no object of it is marked.  Without a checkpoint, a fork may
+    # 4. A parent is released once no object of it is marked.  Without a checkpoint, the location may
     #    be about to commit its first one.
     releases = _release_parents(store, marked, apply=apply) if marked else ()
     return replace(
@@ -265,7 +255,7 @@ def collect_garbage(
         reachable=sum(info.path in marked for info in listed),
         too_young=len(orphans) - len(old),
         unknown=sum(_is_unknown(info.path) for info in listed),
-        released=tuple(release.fork_id for release in releases if not release.problem),
+        released=tuple(release.parent_id for release in releases if not release.problem),
         outside=tuple(release for release in releases if release.tags or release.problem),
         dry_run=not apply,
     )
@@ -306,7 +296,7 @@ def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
 
 
 def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
-    """Return what a garbage collection may delete in the parents of a fork; nothing is changed."""
+    """Return what a garbage collection may delete in the parents of a location; nothing is changed."""
     releases = _release_parents(store, frozenset(), apply=False)
     return tuple(release for release in releases if release.tags or release.problem)
 
@@ -314,17 +304,14 @@ def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
 def _release_parents(
     store: ObjectStore, needed: frozenset[str], *, apply: bool
 ) -> tuple[ParentRelease, ...]:
-    """Delete the tags by which a fork keeps checkpoints of parents that it needs no more."""
+    """Delete the tags by which a location keeps checkpoints of parents that it needs no more."""
     if not isinstance(store, LocationStore):
         return ()
-    releases = []
-    # A list, because the loop deletes what it lists.
-    for info in list(store.list(PATHS.parents)):
-        fork_id = info.path.removeprefix(f"{PATHS.parents}/")
-        is_needed = any(path.startswith(parent_path(fork_id, "")) for path in needed)
-        if is_fork_id(fork_id) and not is_needed:
-            releases.append(release_parent(store, fork_id, apply=apply))
-    return tuple(releases)
+    return tuple(
+        release_parent(store, parent_id, apply=apply)
+        for parent_id in store.parent_ids()
+        if not any(path.startswith(parent_path(parent_id, "")) for path in needed)
+    )
 
 
 def is_ours(path: str) -> bool:
@@ -332,11 +319,7 @@ def is_ours(path: str) -> bool:
     folder, separator, _ = path.partition("/")
     if not separator:
         return False
-    if folder in ("dstl", "shared", "taskowned", "output"):
-        return True
-    if folder in (RECORDINGS_FOLDER, BROADCASTS_FOLDER, TEMPORARY_FOLDER):
-        return True
-    return parse_checkpoint_folder(folder) is not None
+    return folder in DATA_FOLDERS or parse_checkpoint_folder(folder) is not None
 
 
 def _is_unknown(path: str) -> bool:

@@ -53,7 +53,7 @@ from statelog.model.checkpoint import Pin
 from statelog.options import CheckpointOptions
 from statelog.runtime.clock import pause as pause_thread
 from statelog.runtime.fail_points import fail_point
-from statelog.store import PATHS, ObjectStore, verify_put_if_absent
+from statelog.store import PATHS, ObjectStore
 from statelog.store.verified import put_or_find
 
 _NS_PER_MS = 1_000_000
@@ -181,12 +181,18 @@ class CheckpointCoordinator:
             self._owner_id,
             self._clock_ms,
             self._pause,
-            verify=lambda: verify_put_if_absent(self._store, self._pause),
+            verify=self._verify_store,
         )
         self._ledger = self._new_ledger()
         self._clean_ups.begin()
         self._restored = False  # `restore` replaces what is left of the history before
         return self._claim.number
+
+    def _verify_store(self) -> None:
+        # Imported here: a store is probed once.
+        from statelog.store.probe import verify_put_if_absent
+
+        verify_put_if_absent(self._store, self._pause)
 
     @property
     def timeline(self) -> Timeline:

@@ -27,7 +27,7 @@ from statelog.errors import (
 from statelog.format.arrow_data import open_parquet
 from statelog.format.change_set import decode_change_set
 from statelog.format.checkpoint_record import ClaimRecord
-from statelog.format.recording_file import verified_body
+from statelog.format.recording_file import WHAT, verified_body
 from statelog.format.segment import parse_segment, verify_set
 from statelog.format.trailer import check_mark, damaged
 from statelog.model import (
@@ -40,12 +40,14 @@ from statelog.model import (
 from statelog.model.checkpoint import covered_checkpoints
 from statelog.model.handles import stream_handle_from_json
 from statelog.store import PATHS, ObjectStore, read_verified
+from statelog.store.paths import LOOSE_OBJECTS
 
 OK: Final = "ok"
 DAMAGED: Final = "damaged"
 MISSING: Final = "missing"
 NEWER: Final = "newer"
-RECORDING: Final = "recording"
+_SEALED: Final = WHAT
+"""An object with a checksum of its own."""
 OTHER: Final = "other"
 _STATE: Final = ("checkpoint", "changelog", "snapshot")
 _OUTPUT_FILES: Final = "output_files"
@@ -60,9 +62,8 @@ class VerifiedObject:
 
     Args:
         path: Its name.
-        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), the kind
-            of another attachment, such as "side output", or "other" (another object that the engine
-            needs).
+        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), the kind of another
+            attachment, or "other" (another object that the engine needs).
         size_bytes: Bytes read; 0 if it could not be read.
         change_sets: Change sets verified in it, of those that checkpoints refer to.
         problem: What is wrong with it, or "".
@@ -98,7 +99,7 @@ def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
 
     If the newest checkpoint is damaged, that is one result, and the objects of the next older
     readable one are verified.  Unreadable metadata is first, the other objects follow by name.
-    Recordings of keys that failed are verified too, although no checkpoint names them.
+    `LooseObjects` with a checksum are verified too, although no checkpoint names them.
 
     Raises:
         StoreError: The store failed, other than by a missing object.
@@ -118,7 +119,7 @@ def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
     # 2. The objects that they name, each once, however many checkpoints need it.
     for checkpoint in checkpoints.values():
         needs.add(checkpoint, PATHS.metadata(checkpoint.checkpoint_id))
-    needs.add_failed_recordings(store)
+    needs.add_loose(store)
     # 3. Each checkpoint against its parent: an object may be sound and still not be named.
     gaps = {
         PATHS.metadata(child.checkpoint_id): gap
@@ -206,9 +207,10 @@ class _Needs:
             else:
                 self._of(file.path, OTHER, checkpoint_id)
 
-    def add_failed_recordings(self, store: ObjectStore) -> None:
-        for info in store.list(PATHS.failed_recordings):
-            self._objects.setdefault(info.path, _Need(RECORDING))
+    def add_loose(self, store: ObjectStore) -> None:
+        for loose in LOOSE_OBJECTS:
+            for info in store.list(loose.folder.rstrip("/")) if loose.is_verified else ():
+                self._objects.setdefault(info.path, _Need(_SEALED))
 
     def _of(self, path: str, kind: str, checkpoint_id: int) -> _Need:
         need = self._objects.get(path)
@@ -230,13 +232,13 @@ class _Needs:
             except (CorruptionError, IncompatibleFormatError, ObjectNotFoundError) as error:
                 if needed_by or not isinstance(error, ObjectNotFoundError):
                     yield _failed(path, need.kind, error, needed_by)
-                # Else it is the recording of a failure that was deleted since it was listed.
+                # Else it was deleted since it was listed, and no checkpoint names it.
 
 
 def _kind_of(attachment: Attachment) -> str:
     if attachment.is_required:
         return OTHER
-    return RECORDING if attachment.crc is None else attachment.kind.replace("_", " ")
+    return _SEALED if attachment.crc is None else attachment.kind.replace("_", " ")
 
 
 def _order_of(kind: str) -> tuple[int, str]:
@@ -258,7 +260,7 @@ def _verified(store: ObjectStore, path: str, need: _Need) -> VerifiedObject:
             _check_key_groups(path, data, snapshot.key_group_range)
             size = len(data)
         return VerifiedObject(path, need.kind, size)
-    if need.kind == RECORDING:
+    if need.kind == _SEALED:
         data = store.get(path)
         verified_body(data, where=path)
         return VerifiedObject(path, need.kind, len(data))

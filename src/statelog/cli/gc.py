@@ -84,5 +84,5 @@ def _changes(report: CleanUpReport) -> Iterator[Change]:
             text = f"{path} in {release.parent}, the parent of this fork"
             yield Change("delete", text, {"path": path, "location": release.parent})
         if release.problem:
-            facts = {"fork_id": release.fork_id, "reason": release.problem}
+            facts = {"fork_id": release.parent_id, "reason": release.problem}
             yield Change("kept", f"the tag in a parent: {release.problem}", facts)

@@ -22,6 +22,8 @@ from statelog.format.buffers import (
     largest_expansion,
 )
 
+WHAT: Final = "recording"
+"""What `verify` calls an object of this format."""
 VERSION: Final = 2
 _MAGIC: Final = b"SLRC"
 _HEADER: Final = struct.Struct(">4sBBHII")

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from statelog import arguments, extras
+from statelog import arguments
 from statelog.errors import InvalidOptionsError
 from statelog.options.declaration import Entry, Values, build, nearest, read
 from statelog.options.kinds import MIB
@@ -146,6 +146,8 @@ def _decode_yaml(text: str, place: str) -> object:
     try:
         document: object = msgspec.yaml.decode(text)
     except ImportError as error:
+        from statelog import extras  # imported here: PyYAML is seldom missing
+
         raise extras.missing_error(place, "cli", "yaml") from error
     except msgspec.DecodeError as error:
         raise InvalidOptionsError(f"{place} is not valid YAML: {error}", origin=place) from error

@@ -24,7 +24,6 @@ from statelog.spark.extension_table import CONNECT_CLIENT, loaded
 from statelog.spark.jvm.gateway import is_connect, settings_of
 from statelog.spark.query.declared_state import Declared, check_declared, declared_by
 from statelog.spark.query.face import AnyProcessor, face_of, pandas_face_of
-from statelog.spark.query.input_columns import ALL, AUTO, columns_to_read
 from statelog.spark.query.input_plan import (
     EachRow,
     KeyedInput,
@@ -60,7 +59,7 @@ from statelog.spark.query.session import (
     session_of,
     use_this_python,
 )
-from statelog.spark.query.settings import OperatorSettings, QuerySettings, names_settings
+from statelog.spark.query.settings import ALL, AUTO, OperatorSettings, QuerySettings, names_settings
 from statelog.spark.rows.formats import RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.spark_versions import StatefulProcessor, refuse_before
@@ -348,6 +347,9 @@ def _to_read(
     function = plain_function(arguments.processor, "handleInputRows") if takes_rows else None
 
     def to_read(schema: StructType) -> frozenset[str]:
+        # Imported here: it is needed once, when the query is declared.
+        from statelog.spark.query.input_columns import columns_to_read
+
         columns = columns_to_read(schema.names, chosen, function)
         event_time = event_time_column(schema) if is_timed else None
         return columns if event_time is None else columns | {event_time}

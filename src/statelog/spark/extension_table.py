@@ -22,6 +22,8 @@ class ExtensionRow(NamedTuple):
         declaration: What a processor declares to it, see `spark.query.declared_state`; "" for
             nothing.
         calls: The methods that it adds to the handle of a processor.
+        variables: Returns the state variables that it adds to each operator, given the settings of
+            the query; their names begin with `$`.  "" for none.
         advice: Returns the error of a task in which the extension does not have a part; "" for
             none.
     """
@@ -31,6 +33,7 @@ class ExtensionRow(NamedTuple):
     worker: str
     declaration: str = ""
     calls: tuple[str, ...] = ()
+    variables: str = ""
     advice: str = ""
 
 
@@ -45,6 +48,7 @@ EXTENSIONS: Final = (
         "bad_records",
         "statelog.extensions.bad_records.driver:BadRecords",
         "statelog.extensions.bad_records.worker:TaskBadRecords",
+        variables="statelog.extensions.bad_records.marks:variables",
     ),
     ExtensionRow(
         "side_outputs",

@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 
 from statelog.errors import InvalidOptionsError
 from statelog.model import KeyGroupRange
+from statelog.options import MEMORY_BUDGET
 from statelog.state.kinds import AnyKind, Deltas, Key, StateKind, Table
 from statelog.state.kinds.timer import timer_table
 
@@ -132,6 +133,40 @@ class MemoryLimits:
     def input_bytes(self) -> int:
         """Return the bytes of rows, as Python objects, to process at once."""
         return int(self.budget_bytes * _INPUT_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class StateBackendConfig:
+    """
+    Choose where a worker keeps its state.
+
+    Args:
+        kind: "auto": dict tables while they fit into the budget, then columns in files of the host;
+            "memory": columns too stay in memory; "disk": columns in files from the start.
+        budget_bytes: Memory of a worker process, >= 64 MiB; see `MemoryLimits`.
+        folder: Host-local folder for files; None for one in the system's temporary directory.
+
+    Raises:
+        InvalidOptionsError: An argument is out of range.
+    """
+
+    kind: str = "auto"
+    budget_bytes: int = MEMORY_BUDGET
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        MemoryLimits(self.budget_bytes)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of rows, as Python objects, that a task processes at once."""
+        return self.limits().input_bytes
+
+    def limits(self) -> MemoryLimits:
+        """Return how much memory the state may use."""
+        if self.kind == "disk":
+            return MemoryLimits(self.budget_bytes, dict_rows=0)
+        return MemoryLimits(self.budget_bytes)
 
 
 def block_sizes(groups: Mapping[int, KeyGroupState]) -> dict[int, int]:

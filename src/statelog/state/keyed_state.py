@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle, MaterializedHandle
 from statelog.state.cache import ABSENT, CatchUp, Staged, StateCache, path_of, snapshots_ahead
-from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.run_set import RunSet, contiguous
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun
 from statelog.state.encoding.changes import OperatorCodec
@@ -37,6 +37,9 @@ from statelog.state.heap import (
 from statelog.state.kinds import Key
 from statelog.state.replay import Replay, keys_of
 from statelog.store import ObjectStore
+
+if TYPE_CHECKING:
+    from statelog.state.columnar.run_files import RunFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,11 @@ class Aggregation(enum.Enum):
 
 TIMERS_NAME = "$timers"
 """Name of the variable that holds the timers of each key."""
-FROZEN_NAME = "$frozen"
-"""Name of the variable that marks the keys that failed, where such keys are frozen."""
+
+
+def is_added(name: str) -> bool:
+    """Return whether a variable is one that an extension adds, unknown to the processor."""
+    return name.startswith("$") and name != TIMERS_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,12 +337,12 @@ def undeclared(stored: OperatorStateSchema, declared: OperatorStateSchema) -> li
 
     A field is named by its path: variable, field and inner fields with dots, `element` for the
     elements of an array, `value` for the values of a map.  Variables that the processor deletes are
-    left out, and so are the marks of frozen keys.
+    left out, and so are those that extensions add.
     """
     new_ones = {state.name: state for state in declared.states}
     names: list[str] = []
     for old in stored.states:
-        if old.dropped or old.name in declared.deleted or old.name == FROZEN_NAME:
+        if old.dropped or old.name in declared.deleted or is_added(old.name):
             continue
         new = new_ones.get(old.name)
         names += [old.name] if new is None else _gone(old.value_schema, new.value_schema, old.name)

@@ -12,12 +12,12 @@ from statelog.store.location_store import (
 )
 from statelog.store.object_store import ObstoreStore, open_store
 from statelog.store.paths import PATHS, LocationPaths
-from statelog.store.probe import verify_put_if_absent
 from statelog.store.requests import ask_at_once, ask_both, endpoint_of
 from statelog.store.verified import read_verified
 
 if TYPE_CHECKING:
     from statelog.store.encryption import EncryptedStore
+    from statelog.store.probe import verify_put_if_absent
 
 __all__ = [
     "ask_at_once",
@@ -42,12 +42,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name != "EncryptedStore":
-        raise AttributeError(f"{__name__} does not have the attribute {name!r}")
-    # A public name, imported at its first use.
-    from statelog.store.encryption import EncryptedStore
+    # Public names, imported at their first use.
+    if name == "EncryptedStore":
+        from statelog.store.encryption import EncryptedStore
 
-    return EncryptedStore
+        return EncryptedStore
+    if name == "verify_put_if_absent":
+        from statelog.store.probe import verify_put_if_absent
+
+        return verify_put_if_absent
+    raise AttributeError(f"{__name__} does not have the attribute {name!r}")
 
 
 def __dir__() -> list[str]:

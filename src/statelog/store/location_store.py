@@ -125,6 +125,12 @@ class LocationStore(StoreWrapper):
             store = self._parents[fork_id] = self._opened(fork_id)
         return store
 
+    def parent_ids(self) -> list[str]:
+        """Return the ids by which the location refers to its parents."""
+        listed = self._store.list(PATHS.parents)
+        names = [info.path.removeprefix(f"{PATHS.parents}/") for info in listed]
+        return [name for name in names if is_fork_id(name)]
+
     def released_parent(self, fork_id: str) -> tuple[ObjectStore, tuple[str, ...]] | None:
         """
         Return the store of a parent, and its tags that keep a checkpoint for this fork.

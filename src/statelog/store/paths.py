@@ -7,9 +7,10 @@ Source: Flink's checkpoint layout (FsCheckpointStorageAccess): `shared/`, `tasko
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from statelog.arguments import folder, text, whole_number
 from statelog.errors import UsageError
@@ -174,6 +175,42 @@ class LocationPaths:
 
 PATHS: Final = LocationPaths()
 """The names in a location: a store whose root is the root of the location."""
+
+DATA_FOLDERS: Final = frozenset(
+    path.partition("/")[0]
+    for path in (
+        PATHS.changelog(""),
+        PATHS.shared(),
+        PATHS.task_owned(),
+        PATHS.output(""),
+        PATHS.recording(""),
+        PATHS.broadcast(""),
+        PATHS.temporary(""),
+    )
+)
+"""The folders whose objects are garbage once no retained checkpoint names them."""
+
+
+class LooseObjects(NamedTuple):
+    """
+    Objects that are kept for some time although no checkpoint names them.
+
+    Args:
+        folder: The beginning of their names.
+        age: How long they are kept; None for as long as what a query attaches to its checkpoints.
+        is_verified: Whether each has a checksum of its own, by which it is verified.
+    """
+
+    folder: str
+    age: dt.timedelta | None
+    is_verified: bool
+
+
+LOOSE_OBJECTS: Final = (
+    LooseObjects(PATHS.failed_recording(""), None, is_verified=True),
+    # A restart that repeats a micro-batch reads the versions that its first run stored.
+    LooseObjects(PATHS.broadcast(""), dt.timedelta(days=7), is_verified=False),
+)
 
 
 def split_object(url: str) -> tuple[str, str]:

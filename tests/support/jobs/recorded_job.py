@@ -22,9 +22,15 @@ from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
 from statelog.extensions.bad_records.driver import BadRecords, letter_policy
+from statelog.extensions.bad_records.marks import FROZEN_MARK
 from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadcasts
 from statelog.extensions.broadcasts.stored import BROADCAST
-from statelog.extensions.recordings.driver import Recordings, recording_policy
+from statelog.extensions.recordings.driver import (
+    Recordings,
+    key_bytes_of,
+    keys_of_operators,
+    recording_policy,
+)
 from statelog.extensions.recordings.format import DEAD_LETTERS, RECORDING
 from statelog.extensions.side_outputs.driver import SIDE_OUTPUTS, SideOutputs, side_output_policy
 from statelog.metrics.table import BatchFigures
@@ -34,9 +40,9 @@ from statelog.options import CheckpointOptions, task_options
 from statelog.runtime.clock import RandomIds
 from statelog.spark.driver.extension import AttachingExtension, BatchStart, LocationObjects
 from statelog.spark.query.ddl import parse_ddl
-from statelog.spark.query.declared_state import declared_by, with_marks
+from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.error_policy import ErrorPolicy
-from statelog.spark.query.record import Record, RecordSpec, key_bytes_of, keys_of_operators
+from statelog.spark.query.record import Record, RecordSpec
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
@@ -117,7 +123,7 @@ class RecordedJob:
         )
         self.side = declared.get(SIDE_OUTPUTS)
         if self.errors is not None and self.errors.freezes:
-            self.schema = with_marks(self.schema)
+            self.schema = replace(self.schema, states=(*self.schema.states, FROZEN_MARK))
         self.attach(self.settings)
         self.coordinator = CheckpointCoordinator(
             self.store,

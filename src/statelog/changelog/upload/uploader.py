@@ -15,11 +15,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, overload, runtime_checkable
 
 from statelog import arguments
 from statelog.arguments import folder, instance, refused, switch
-from statelog.changelog.local_recovery import LocalBackup, LocalCopy
 from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.upload.task import TaskResults, UploadTask, UploadTasksResult
 from statelog.core.retry_policy import RetryPolicy
@@ -37,6 +36,9 @@ from statelog.runtime.fail_points import fail_point
 from statelog.store.api import ObjectStore
 from statelog.store.object_store import as_store, open_store
 from statelog.store.paths import LocationPaths
+
+if TYPE_CHECKING:
+    from statelog.changelog.local_recovery import LocalBackup, LocalCopy
 
 UPLOADER_METHODS = ("upload", "discard", "close")
 PREFIX_SIZE = 4

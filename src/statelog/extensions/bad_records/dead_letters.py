@@ -22,6 +22,7 @@ from statelog.errors import (
     StatelogError,
     UsageError,
 )
+from statelog.extensions.bad_records.marks import FrozenMarks
 from statelog.extensions.recordings.format import Cells, Failure, encode_file, encode_recording
 from statelog.extensions.recordings.seen_keys import RecordedKey, RecordedRows, recording_of
 from statelog.spark.query.error_policy import ErrorPolicy
@@ -31,14 +32,14 @@ from statelog.spark.worker.failures import error_text, processor_lines
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskSpec, part_of
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.kinds import Key, Values
-from statelog.state.schema import FROZEN_NAME, TIMERS_NAME
+from statelog.state.kinds import Key
+from statelog.state.schema import TIMERS_NAME
+from statelog.store import PATHS
 
 LETTERS_BYTES_MAX: Final = 64 << 20
 """Most bytes of the rows and the state in the dead letters of a task in one micro-batch."""
 _TEXT_MAX: Final = 2_000
 _LINES_MAX: Final = 4_000
-_MARK_MAX: Final = 500
 
 
 class TooManyErrorsError(ProcessorError):
@@ -279,7 +280,7 @@ class FailedKeys:
         data = tuple(self._encoded(letter, spec) for letter in self._letters)
         if not data or sum(map(len, data)) <= spec.inline_bytes:
             return Addition(data=data, count=len(data))
-        return Addition(file=files.put_recording(encode_file(data)), count=len(data))
+        return Addition(file=files.write(PATHS.recording, encode_file(data)), count=len(data))
 
     def _encoded(self, letter: DeadLetter, spec: TaskSpec) -> bytes:
         key = RecordedKey(letter.key_group, letter.key, letter.before)
@@ -291,20 +292,3 @@ class FailedKeys:
         seen.calls += [(0, letter.method, time, 0) for time in letter.timers or (-1,)]
         nothing = pa.Table.from_batches([], spec.rows.output)
         return encode_recording(recording_of(seen, spec, [0], nothing, {}, letter.failure))
-
-
-class FrozenMarks:
-    """The marks of frozen keys, in a state variable of the operator."""
-
-    def __init__(self, codec: OperatorCodec, checkpoint_id: int) -> None:
-        self.state_id = codec.schema.state_id(FROZEN_NAME)
-        self._normalize = codec.states[self.state_id].value.normalize
-        self._checkpoint_id = checkpoint_id
-
-    def reason(self, mark: Values) -> str:
-        """Return since when a key is frozen, and why."""
-        return f"frozen since checkpoint {mark[0]}: {mark[1]}"
-
-    def mark(self, error: BaseException) -> Values:
-        """Return the mark of a key that fails with an error."""
-        return self._normalize((self._checkpoint_id, ": ".join(error_text(error))[:_MARK_MAX]))

@@ -56,9 +56,7 @@ def error_policy(settings: QuerySettings) -> ErrorPolicy | None:
     on_error = settings.on_error
     if on_error is OnError.FAIL:
         return None
-    return ErrorPolicy(
-        on_error.keeps_letters, settings.max_errors, freezes=on_error is OnError.FREEZE
-    )
+    return ErrorPolicy(on_error.keeps_letters, settings.max_errors, freezes=on_error.freezes)
 
 
 def letter_policy(settings: QuerySettings) -> AttachmentPolicy:

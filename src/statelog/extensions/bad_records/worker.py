@@ -36,6 +36,7 @@ from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.rows.interface import KeyedInput, ReadAgain, RowLike
 from statelog.spark.worker.due_timers import Due
 from statelog.spark.worker.extension import TaskExtension, TaskRun, TaskTools
+from statelog.spark.worker.failures import error_text
 from statelog.spark.worker.large_input import HugeKeyInput
 from statelog.spark.worker.output_parts import Collector
 from statelog.spark.worker.processor_run import ProcessorRun
@@ -419,7 +420,9 @@ class IsolatingRun:
         self._leave_out(*place)
         self._failures.add(place, call.method, timers, self._before(call), error)
         if (frozen := self._failures.frozen) is not None:
-            self._run.overlay(place[0])[frozen.state_id][place[1]] = frozen.mark(error)
+            self._run.overlay(place[0])[frozen.state_id][place[1]] = frozen.mark(
+                ": ".join(error_text(error))
+            )
         if call.method == _INITIAL:
             self._left_out.add(place)
         if timers:

@@ -47,9 +47,9 @@ from statelog.spark.query.session import refuse_connect, use_this_python
 from statelog.spark.rows.spark_versions import known_arguments
 from statelog.state.reader import StateReader
 from statelog.state.schema import (
-    FROZEN_NAME,
     OperatorStateSchema,
     StateDescriptor,
+    is_added,
     stored_schema,
     with_fields,
 )
@@ -101,9 +101,9 @@ class KeyRows:
                 f"needs a name of its own, other than {', '.join(_OWN)}"
             )
         live = [state for state in schema.states if not state.dropped]
-        # Marks of frozen keys are statelog's: the processor does not have the variable.
+        # The processor does not have the variables that extensions add.
         declared = [
-            state for state in live if not state.kind.rules.fires and state.name != FROZEN_NAME
+            state for state in live if not state.kind.rules.fires and not is_added(state.name)
         ]
         self._states = declared if variables is None else _chosen(declared, variables)
         self._timers = next((state.name for state in live if state.kind.rules.fires), "")

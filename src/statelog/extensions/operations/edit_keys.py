@@ -25,6 +25,7 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import EditSession, edit_session, newest_checkpoint
 from statelog.checkpoint.history import open_state
 from statelog.errors import InvariantError, UsageError
+from statelog.extensions.bad_records.marks import FROZEN_NAME
 from statelog.model import (
     ChangelogStateHandle,
     CompletedCheckpoint,
@@ -43,7 +44,7 @@ from statelog.state.kinds import FromPython, Key, Values
 from statelog.state.kinds.kind import EXPIRES_FIELD
 from statelog.state.kinds.list import POSITION_COLUMN
 from statelog.state.reader import StateReader
-from statelog.state.schema import FROZEN_NAME, TIMERS_NAME
+from statelog.state.schema import TIMERS_NAME
 from statelog.store import ObjectStore
 from statelog.store.local_disk import check_named_file
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final, cast
+
+import pyarrow as pa
 
 from statelog.checkpoint.attachments import Attachment, AttachmentPolicy
 from statelog.errors import UsageError
@@ -11,11 +14,14 @@ from statelog.extensions.recordings.format import RECORDING, RecordedParts
 from statelog.spark.driver.extension import Answers, AttachingExtension, BatchStart, DriverContext
 from statelog.spark.query.face import face_of
 from statelog.spark.query.query import Query
-from statelog.spark.query.record import RecordSpec, key_bytes_of, keys_of_operators
+from statelog.spark.query.record import Key, Record, RecordSpec
 from statelog.spark.query.settings import QuerySettings
+from statelog.state.keys.state_key import StateKey
 from statelog.store import PATHS
 
 _log = logging.getLogger("statelog.spark")
+_KEY_SHARE: Final = 8
+"""One key takes at most this part of the bytes of a micro-batch."""
 
 
 def recording_policy(settings: QuerySettings) -> AttachmentPolicy:
@@ -91,3 +97,25 @@ def record_spec(
         if len(query.operators) > 1
         else "",
     )
+
+
+def keys_of_operators(record: Record, schemas: Sequence[pa.Schema]) -> list[tuple[Key, ...]]:
+    """Return the keys of each operator, in the types of its key columns."""
+    by_operator: list[list[Key]] = [[] for _ in schemas]
+    for key in cast("Sequence[Key]", record.keys):
+        refused: UsageError | None = None
+        fits = False
+        for keys, schema in zip(by_operator, schemas, strict=True):
+            try:
+                keys.append(StateKey(key, schema).values)
+                fits = True
+            except UsageError as error:
+                refused = error
+        if refused is not None and not fits:
+            raise UsageError(f"record: {refused}")
+    return [tuple(keys) for keys in by_operator]
+
+
+def key_bytes_of(batch_bytes: int) -> int:
+    """Return the most bytes of one key, given the most of a micro-batch."""
+    return max(batch_bytes // _KEY_SHARE, 1)

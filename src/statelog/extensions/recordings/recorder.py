@@ -51,6 +51,7 @@ from statelog.state.heap import KeyGroupState, Overlay
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.keys.key_hash import hash_columns
 from statelog.state.kinds import Key
+from statelog.store import PATHS
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -358,7 +359,9 @@ def put_recording(
     if len(data) <= spec.inline_bytes:
         return (Addition(data=(data,), count=keys, info=info),)
     try:
-        return (Addition(file=files.put_recording(encode_file([data])), count=keys, info=info),)
+        return (
+            Addition(file=files.write(PATHS.recording, encode_file([data])), count=keys, info=info),
+        )
     except (StoreError, UnavailableError, UsageError) as error:
         # A query does not stop because it cannot record.
         _log.warning("what %d keys saw was not recorded: %s", keys, error)

@@ -30,7 +30,7 @@ from statelog.model.handles import FileStateHandle
 from statelog.runtime.fail_points import fail_point
 from statelog.spark.driver.delivery import frame_of_rows
 from statelog.spark.driver.extension import Answers, AttachingExtension, DriverContext
-from statelog.spark.query.delivery import Sink, of_side_output
+from statelog.spark.query.delivery import Sink, in_sink
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.types import from_ipc
@@ -159,6 +159,6 @@ class SideOutputs(AttachingExtension):
             files,
             what=what,
         )
-        with of_side_output(frame, name):
+        with in_sink(frame, name):
             sink(rows.drop(SIDE_CHECKPOINT, SIDE_BATCH), batch_id)
         fail_point("after-side-sink")

@@ -55,10 +55,9 @@ from statelog.spark.worker.handle import TaskHandle
 from statelog.spark.worker.kept_states import KeptStates
 from statelog.spark.worker.protocol import BatchContext, TaskAck, TaskRows, TaskSpec, TaskState
 from statelog.spark.worker.task import Worker, run_task
-from statelog.state.columnar.run_files import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
-from statelog.state.heap import Overlay
+from statelog.state.heap import Overlay, StateBackendConfig
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import FromPython, Key, Values

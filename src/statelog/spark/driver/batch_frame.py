@@ -30,8 +30,8 @@ from statelog.spark.worker.output_parts import DirectOutput
 from statelog.spark.worker.protocol import BatchContext, TaskRows
 from statelog.spark.worker.spill_file import SpillFile
 from statelog.spark.worker.task_input import TaskInput
-from statelog.state.columnar.run_files import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap import StateBackendConfig
 from statelog.state.schema import OperatorStateSchema
 
 

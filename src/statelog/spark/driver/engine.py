@@ -53,7 +53,7 @@ class MicroBatchEngine:
         query: Query,
         sink: Sink,
         query_times: QueryTimes | None = None,
-        side_sinks: Mapping[str, Sink] = MappingProxyType({}),
+        sinks: Mapping[str, Sink] = MappingProxyType({}),
         repeated: int | None = None,
     ) -> None:
         self._query = query
@@ -61,7 +61,7 @@ class MicroBatchEngine:
         self._location = StateLocation(query)
         objects = LocationObjects(self._location.store, query.settings.options.changelog)
         self._extensions = driver_extensions(
-            DriverContext(query, self._location.store, objects.put, side_sinks, repeated)
+            DriverContext(query, self._location.store, objects.put, sinks, repeated)
         )
         self._coordinator = self._location.coordinator
         self._deliveries = deliveries(query, sink, self._coordinator.section)
@@ -153,7 +153,7 @@ class MicroBatchEngine:
         1. Decide: was it committed before, can it be skipped, and which tasks run it?
         2. Run the operators.
         3. Commit: one put-if-absent.
-        4. Deliver the committed rows to the sink, and the rows of side outputs to theirs.
+        4. Deliver the committed rows to the sink; extensions deliver theirs.
         5. Clean up, in batches.
         """
         # 1. Decide.

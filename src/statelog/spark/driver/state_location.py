@@ -337,7 +337,7 @@ class LocationCleanUp:
                 min_age=self._settings.options.checkpoint.min_age_of_orphans,
                 apply=True,
                 now=dt.datetime.now(dt.UTC),
-                failed_recording_age=self._settings.retention,
+                retention=self._settings.retention,
             )
         except StatelogError as error:
             _log.warning("deletion of orphans in %s failed: %s", self._store.url, error)

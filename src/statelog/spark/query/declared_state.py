@@ -2,10 +2,7 @@
 What a processor declares: the state variables of an operator, and what extensions note.
 
 `init` of the processor runs once on the driver, and what it asks for is noted.  Timers are a
-variable of statelog, and so are the marks of frozen keys: where `onError` is "freeze", a key that
-failed has a mark from the checkpoint of its failure on.  The processor is not called for a key with
-a mark: its rows and timers become dead letters, and its state stays as it was.  `statelog.unfreeze`
-removes marks.
+variable of statelog, and extensions may add variables.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -35,7 +33,6 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
 from statelog.state.kinds import StateKind
 from statelog.state.schema import (
-    FROZEN_NAME,
     TIMERS_NAME,
     OperatorStateSchema,
     StateDescriptor,
@@ -48,13 +45,6 @@ if TYPE_CHECKING:
     from statelog.spark.query.state_variables import SchemaLike
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,99}")
-
-FROZEN_MARK: Final = StateDescriptor(
-    FROZEN_NAME,
-    StateKind.VALUE,
-    pa.schema([("since_checkpoint", pa.int64()), ("error", pa.string())]),
-)
-"""The variable of the marks: the checkpoint of the failure, and its error."""
 
 
 def is_name(name: object) -> bool:
@@ -206,9 +196,13 @@ def declared_by(
     return Declared(schema, handle.declared())
 
 
-def with_marks(schema: OperatorStateSchema) -> OperatorStateSchema:
-    """Return a schema with the variable of the marks of frozen keys."""
-    return replace(schema, states=(*schema.states, FROZEN_MARK))
+def with_added(schema: OperatorStateSchema, settings: QuerySettings) -> OperatorStateSchema:
+    """Return a schema with the variables that extensions add; see `ExtensionRow.variables`."""
+    added: list[StateDescriptor] = []
+    for row in EXTENSIONS:
+        if row.variables:
+            added += loaded(row.variables, FunctionType)(settings)
+    return replace(schema, states=(*schema.states, *added))
 
 
 class Declaration(Protocol):

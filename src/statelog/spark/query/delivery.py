@@ -6,8 +6,8 @@ delivers the same rows.  *direct*: the sink evaluates the tasks in one Spark job
 commits the state after it.
 
 A sink of statelog records the newest `DeliveredBatch` for each query.  The query's name is Spark's
-id of it, which is the same over restarts.  While the sink of a side output is called, the name has
-the side output in it, because its rows are others of the same micro-batch.
+id of it, which is the same over restarts.  While a sink of an extension is called, the name has the
+sink in it, because its rows are others of the same micro-batch.
 
 On a classic session both are in the local properties of Spark's context, and each query has
 separate ones.  Spark Connect does not have local properties; there each query has a separate
@@ -72,8 +72,8 @@ def set_batch(frame: DataFrame, batch: DeliveredBatch) -> None:
 
 
 @contextlib.contextmanager
-def of_side_output(frame: DataFrame, name: str) -> Iterator[None]:
-    """Store that the sink of a side output is called."""
+def in_sink(frame: DataFrame, name: str) -> Iterator[None]:
+    """Store that a sink of an extension is called."""
     _set(frame, _SIDE, f"-output-{name}")
     try:
         yield
@@ -102,7 +102,7 @@ def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
 
 
 def query_name(frame: DataFrame) -> str:
-    """Return Spark's id of the query; in the sink of a side output with its name."""
+    """Return Spark's id of the query; in a sink of an extension with its name."""
     return _query_id(frame) + _get(frame, _SIDE)
 
 

@@ -4,7 +4,7 @@ What a query does with a key whose processing fails.
 The settings are `onError` and `maxErrors`.  The bound exists because a fault of the processor fails
 every key: the query then stops, and does not put its whole input aside.
 
-With "freeze" a key that failed is frozen, see `declared_state`.
+With "freeze" a key that failed is frozen, see `extensions.bad_records.marks`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ class OnError(enum.Enum):
     def keeps_letters(self) -> bool:
         """Whether what failed is kept."""
         return self in (OnError.DEAD_LETTER, OnError.FREEZE)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether later calls for a key that failed are not made."""
+        return self is OnError.FREEZE
 
 
 _LEAST_KEYS: Final = 10

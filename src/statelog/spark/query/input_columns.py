@@ -21,12 +21,9 @@ from typing import Final
 from pyspark.sql import Row
 
 from statelog.errors import UsageError
-from statelog.options.kinds import Kind
+from statelog.spark.query.settings import ALL
 
 _log = logging.getLogger("statelog.spark")
-
-AUTO: Final = "auto"
-ALL: Final = "all"
 
 _ROWS = "rows"
 _ROW = "row"
@@ -44,18 +41,6 @@ _SCOPE_READERS: Final = frozenset(["locals", "vars", "eval", "exec"])
 
 _TESTS: Final = (ast.If, ast.While, ast.IfExp)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-def _chosen(value: object) -> str | tuple[str, ...]:
-    if isinstance(value, str):
-        if value.lower() in (AUTO, ALL):
-            return value.lower()
-    elif isinstance(value, Sequence) and all(isinstance(name, str) for name in value):
-        return tuple(value)
-    raise ValueError
-
-
-INPUT_COLUMNS: Final = Kind('"auto", "all" or a list of column names', _chosen)
 
 
 def columns_to_read(

@@ -9,18 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, cast
-
-import pyarrow as pa
+from typing import Final
 
 from statelog.errors import UsageError
 from statelog.options import MIB
 from statelog.options.declaration import check_fields, describe_values, option, options_of
 from statelog.options.kinds import COUNT, SIZE, SWITCH, Kind
-from statelog.state.keys.state_key import StateKey
-
-_KEY_SHARE: Final = 8
-"""One key takes at most this part of the bytes of a micro-batch."""
 
 Key = tuple[object, ...]
 
@@ -132,25 +126,3 @@ class RecordSpec:
     batch_bytes: int
     key_bytes: int
     operator_id: str
-
-
-def keys_of_operators(record: Record, schemas: Sequence[pa.Schema]) -> list[tuple[Key, ...]]:
-    """Return the keys of each operator, in the types of its key columns."""
-    by_operator: list[list[Key]] = [[] for _ in schemas]
-    for key in cast("Sequence[Key]", record.keys):
-        refused: UsageError | None = None
-        fits = False
-        for keys, schema in zip(by_operator, schemas, strict=True):
-            try:
-                keys.append(StateKey(key, schema).values)
-                fits = True
-            except UsageError as error:
-                refused = error
-        if refused is not None and not fits:
-            raise UsageError(f"record: {refused}")
-    return [tuple(keys) for keys in by_operator]
-
-
-def key_bytes_of(batch_bytes: int) -> int:
-    """Return the most bytes of one key, given the most of a micro-batch."""
-    return max(batch_bytes // _KEY_SHARE, 1)

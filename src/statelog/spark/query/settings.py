@@ -36,10 +36,8 @@ from statelog.options.kinds import (
 from statelog.spark.extension_table import BROADCAST_SOURCES, loaded
 from statelog.spark.query.delivery import Delivery, FileOutput
 from statelog.spark.query.error_policy import MAX_ERRORS, MaxErrors, OnError
-from statelog.spark.query.input_columns import AUTO, INPUT_COLUMNS
 from statelog.spark.query.record import RECORD, Record
-from statelog.state.columnar.run_files import StateBackendConfig
-from statelog.state.heap import LEAST_BUDGET
+from statelog.state.heap import LEAST_BUDGET, StateBackendConfig
 from statelog.store.paths import STATE_FOLDER
 
 CONF_PREFIX: Final = "spark.statelog."
@@ -82,6 +80,19 @@ def _tasks(value: object) -> tuple[int, int | None]:
     return least, most
 
 
+AUTO: Final = "auto"
+ALL: Final = "all"
+
+
+def _columns(value: object) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        if value.lower() in (AUTO, ALL):
+            return value.lower()
+    elif isinstance(value, Sequence) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise ValueError
+
+
 def _broadcasts(value: object) -> Mapping[str, object]:
     """Return the sources of broadcast tables, as their extension reads them."""
     sources: Mapping[str, object] = loaded(BROADCAST_SOURCES, FunctionType)(value)
@@ -91,6 +102,7 @@ def _broadcasts(value: object) -> Mapping[str, object]:
 _BROADCASTS: Final = Kind(
     "a mapping from names to functions, batch frames or `Broadcast`s", _broadcasts
 )
+_COLUMNS: Final = Kind('"auto", "all" or a list of column names', _columns)
 _CHECKPOINT: Final = Kind('"latest", "empty" or a checkpoint id', _checkpoint)
 _DROPPED: Final = replace(
     NAMES, name='a list of variables and fields ("total", "total.amount"), or "*"'
@@ -148,9 +160,7 @@ class QuerySettings:
     # How a micro-batch runs, and how its rows are delivered.
     tasks: tuple[int, int | None] = option((1, None), "tasks", _TASKS)
     memory_budget: int = option(MEMORY_BUDGET, "memoryBudget", SIZE, least=LEAST_BUDGET)
-    input_columns: str | tuple[str, ...] = option(
-        AUTO, "inputColumns", INPUT_COLUMNS, only=_OPERATOR
-    )
+    input_columns: str | tuple[str, ...] = option(AUTO, "inputColumns", _COLUMNS, only=_OPERATOR)
     broadcast: Mapping[str, object] = option(
         dict, "broadcast", _BROADCASTS, only=_CODE, compare=False
     )

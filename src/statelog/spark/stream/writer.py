@@ -29,9 +29,8 @@ from statelog.spark.driver.no_data_batches import QueryTriggers, has_no_data_sou
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.spark.jvm.gateway import settings_of
 from statelog.spark.jvm.queries import RunningQuery, start_query, write_instead
-from statelog.spark.query.declared_state import with_marks
+from statelog.spark.query.declared_state import with_added
 from statelog.spark.query.delivery import ClosableSink, Sink
-from statelog.spark.query.error_policy import OnError
 from statelog.spark.query.query import OperatorDefinition, Query
 from statelog.spark.query.resolve import resolve_settings
 from statelog.spark.query.settings import OPTION_PREFIX, QuerySettings
@@ -296,11 +295,10 @@ class StatefulStreamWriter(DataStreamWriter):
         settings = resolve_settings(settings_of(session), arguments, self._settings)
         location = settings.location(checkpoint, self._query_name, temporary=is_temporary)
         _check_columns(self._operators, settings)
-        operators = self._operators
-        if settings.on_error is OnError.FREEZE:
-            operators = tuple(
-                replace(operator, schema=with_marks(operator.schema)) for operator in operators
-            )
+        operators = tuple(
+            replace(operator, schema=with_added(operator.schema, settings))
+            for operator in self._operators
+        )
         bounds = settings.task_bounds(self._cores())
         return Query(operators, settings, normalize_url(location), bounds, last.observers)
 

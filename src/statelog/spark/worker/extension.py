@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import ClassVar, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias, cast
 
 from statelog.errors import InvariantError, ProcessorError
 from statelog.metrics.table import FigureValue
@@ -33,9 +33,11 @@ from statelog.spark.worker.protocol import BatchContext, TaskSpec
 from statelog.spark.worker.spill_file import SpillFile
 from statelog.state.cache import AnyState
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import Key
 from statelog.store import ObjectStore
+
+if TYPE_CHECKING:
+    from statelog.state.keyed_state import KeyedState
 
 
 class TaskRun(Protocol):

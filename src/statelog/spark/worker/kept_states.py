@@ -25,8 +25,8 @@ from statelog.spark.query.face import AnyProcessor, face_of
 from statelog.spark.rows.types import make_row
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.state.cache import AnyState
-from statelog.state.columnar.run_files import StateBackendConfig
 from statelog.state.encoding.changes import OperatorCodec
+from statelog.state.heap import StateBackendConfig
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import CachedStore, open_location
 from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
@@ -165,4 +165,7 @@ def new_state(
     make = face_of(processor).new_state
     if backend is None or ids is None:
         return make(codec)
-    return make(codec, backend.limits(), backend.opener(name, ids))
+    # Imported here: the driver, which imports this module too, does not open files.
+    from statelog.state.columnar.run_files import opener
+
+    return make(codec, backend.limits(), opener(backend, name, ids))

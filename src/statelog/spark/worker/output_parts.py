@@ -232,10 +232,6 @@ class OutputFiles:
         """Write one file and return its handle."""
         return self.write(PATHS.output, data)
 
-    def put_recording(self, data: bytes) -> FileStateHandle:
-        """Write a recording and return its handle."""
-        return self.write(PATHS.recording, data)
-
     def write(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
         """Write an object, whose path is made of a unique name, and return its handle."""
         path = self.put_object(lambda: path_of(self.ids.new_id()), data)

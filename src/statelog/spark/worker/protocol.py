@@ -19,7 +19,7 @@ from statelog.spark.query.face import AnyProcessor
 from statelog.spark.rows.formats import RowFormat
 from statelog.spark.rows.interface import UnnamedColumns
 from statelog.spark.rows.layout import InitialLayout, InputLayout, LateRows
-from statelog.state.columnar.run_files import StateBackendConfig
+from statelog.state.heap import StateBackendConfig
 
 StagedOutput = bytes | tuple[FileStateHandle, ...] | None
 """Staged rows: an Arrow IPC stream, the files that hold such streams, or no rows."""

@@ -1,7 +1,7 @@
 """
 Runs of state in files on the local disk, mapped into memory and shared by all workers of a host.
 
-A worker keeps its state in memory, or in such files too: `StateBackendConfig` says which.
+A worker keeps its state in memory, or in such files too: `heap.StateBackendConfig` says which.
 
 They are a cache: all state in them was read from the store or folded from committed changes, so a
 lost file loses no state.  A process verifies a file of another process before it uses it.  A file
@@ -35,10 +35,9 @@ from statelog.errors import CorruptionError
 from statelog.format.arrow_data import read_batch
 from statelog.format.buffers import checksum, decode_json
 from statelog.model import KeyGroupRange
-from statelog.options import MEMORY_BUDGET
 from statelog.runtime.clock import IdSource, wall_clock_seconds
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun
-from statelog.state.heap import MemoryLimits
+from statelog.state.heap import StateBackendConfig
 
 _log = logging.getLogger("statelog")
 
@@ -276,54 +275,23 @@ def _make_private(folder: Path) -> None:
         raise PermissionError(f"{folder} can be written by others; make it private (chmod 700)")
 
 
-@dataclass(frozen=True, slots=True)
-class StateBackendConfig:
-    """
-    Choose where a worker keeps its state.
+def opener(
+    config: StateBackendConfig, location: str, ids: IdSource
+) -> Callable[[RowLayout], RunFiles | None]:
+    """Return a function that opens the host's files; it may return None."""
 
-    Args:
-        kind: "auto": dict tables while they fit into the budget, then columns in files of the host;
-            "memory": columns too stay in memory; "disk": columns in files from the start.
-        budget_bytes: Memory of a worker process, >= 64 MiB; see `MemoryLimits`.
-        folder: Host-local folder for files; None for one in the system's temporary directory.
+    def open_runs(layout: RowLayout) -> RunFiles | None:
+        if config.kind == "memory":
+            return None
+        folder = default_folder() if config.folder is None else Path(config.folder)
+        try:
+            return RunFiles(folder, location, layout, ids)
+        except OSError as error:
+            _log.warning(
+                "no local files for state (%s); large state stays in memory. Set the "
+                "option state.local-directory to a folder on the host's disk",
+                error,
+            )
+            return None
 
-    Raises:
-        InvalidOptionsError: An argument is out of range.
-    """
-
-    kind: str = "auto"
-    budget_bytes: int = MEMORY_BUDGET
-    folder: str | None = None
-
-    def __post_init__(self) -> None:
-        MemoryLimits(self.budget_bytes)
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of rows, as Python objects, that a task processes at once."""
-        return self.limits().input_bytes
-
-    def limits(self) -> MemoryLimits:
-        """Return how much memory the state may use."""
-        if self.kind == "disk":
-            return MemoryLimits(self.budget_bytes, dict_rows=0)
-        return MemoryLimits(self.budget_bytes)
-
-    def opener(self, location: str, ids: IdSource) -> Callable[[RowLayout], RunFiles | None]:
-        """Return a function that opens the host's files; it may return None."""
-
-        def open_runs(layout: RowLayout) -> RunFiles | None:
-            if self.kind == "memory":
-                return None
-            folder = default_folder() if self.folder is None else Path(self.folder)
-            try:
-                return RunFiles(folder, location, layout, ids)
-            except OSError as error:
-                _log.warning(
-                    "no local files for state (%s); large state stays in memory. Set the "
-                    "option state.local-directory to a folder on the host's disk",
-                    error,
-                )
-                return None
-
-        return open_runs
+    return open_runs

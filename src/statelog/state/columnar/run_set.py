@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,6 @@ from statelog.format.arrow_limits import batches_of, one_batch
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle
 from statelog.state.cache import path_of
-from statelog.state.columnar.run_files import PendingRun, RunFile, RunFiles
 from statelog.state.columnar.sorted_run import RowLayout, SortedRun, build_run, by_key_group
 from statelog.state.encoding.snapshot_file import snapshot_table
 from statelog.state.heap import (
@@ -36,6 +35,9 @@ from statelog.state.heap import (
 from statelog.state.keys.key_hash import Hashes
 from statelog.state.kinds import Key
 from statelog.state.kinds.kind import RowNumbers
+
+if TYPE_CHECKING:
+    from statelog.state.columnar.run_files import PendingRun, RunFile, RunFiles
 
 _log = logging.getLogger("statelog")
 

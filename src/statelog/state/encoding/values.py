@@ -240,7 +240,7 @@ class KeyCodec:
         )
 
     def thaw(self, key: Values) -> Values:
-        """Return a frozen key as the user sees it."""
+        """Return a key, frozen before, as the user sees it."""
         if not self._nested:
             return key
         return tuple(
@@ -259,7 +259,7 @@ class KeyCodec:
         ]
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """Return frozen keys."""
+        """Return keys that are frozen."""
         keys = zip(*map(to_python, self.uniform(columns)), strict=True)
         return list(keys) if self.is_plain else [self.freeze(key) for key in keys]
 

@@ -10,6 +10,7 @@ from tests.support.locations.histories import KEYS, NAMES, TTL_MS, History, key_
 
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import UsageError
+from statelog.extensions.bad_records.marks import FROZEN_MARK, FROZEN_NAME
 from statelog.extensions.migration.to_spark import (
     CHECKPOINT_COLUMN,
     EXPIRY_COLUMN,
@@ -18,10 +19,9 @@ from statelog.extensions.migration.to_spark import (
     KeyRows,
 )
 from statelog.model import KeyGroupRange
-from statelog.spark.query.declared_state import with_marks
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader
-from statelog.state.schema import FROZEN_NAME, TIMERS_NAME, OperatorStateSchema, StateDescriptor
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.testing.faulty_store import FaultyStore
 
 
@@ -141,7 +141,7 @@ def test_timers_alone_are_state_too() -> None:
 
 def test_marks_of_frozen_keys_are_not_moved() -> None:
     total = StateDescriptor("total", StateKind.VALUE, pa.schema([("n", pa.int64())]))
-    operator = with_marks(OperatorStateSchema("op", DAY, (total,)))
+    operator = OperatorStateSchema("op", DAY, (total, FROZEN_MARK))
     assert ["total"] == KeyRows(operator, 7).schema().field(STATE_COLUMN).type.names
     cells = [pa.array([{"n": 5}, None]), pa.array([None, {"since_checkpoint": 3, "error": "E"}])]
     columns = [pa.array([0, 0]), pa.array([1, 2], pa.date32()), *cells]

@@ -46,8 +46,7 @@ from statelog.spark.worker import task as task_module
 from statelog.spark.worker.output_parts import OutputParts
 from statelog.spark.worker.spill_file import SpillFile
 from statelog.state import replay
-from statelog.state.columnar.run_files import StateBackendConfig
-from statelog.state.heap import MemoryLimits
+from statelog.state.heap import MemoryLimits, StateBackendConfig
 
 pytestmark = pytest.mark.campaign
 
@@ -333,7 +332,7 @@ from pathlib import Path
 from tests.support.jobs.task_query import Counting, counting, numbers, GROUPS
 from statelog.spark.worker import task
 from statelog.spark.worker.kept_states import KeptStates
-from statelog.state.columnar.run_files import StateBackendConfig
+from statelog.state.heap import StateBackendConfig
 
 def anonymous():
     for line in Path("/proc/self/status").read_text().splitlines():
