@@ -33,7 +33,7 @@ LAZY = frozenset({"statelog", "statelog.spark"})
 FEATURES = {
     "bad records": r"(?i:bad.?record|dead.?letter)|(?<![a-z])[oO]n_?[eE]rror\b|[mM]ax_?[eE]rrors|MAX_ERRORS"
     r"|[Ee]rror_?[Pp]olicy|[Ff]rozen (?:key|mark)|[Ff]rozen_?(?:NAME|Mark|MARK)|FROZEN|un_?freeze(?!\()",
-    "recordings": r"(?<!class _)(?i:recordings?\b|recording_)|keeps_letters|is_replayed",
+    "recordings": r"(?<!class _)(?i:recordings?\b|recording_)",
     "side outputs": r"(?i:side.?outputs?\b|side_sink)",
     "broadcasts": r"[Bb]roadcasts?(?! variable)\b|BROADCASTS|BROADCAST_SOURCES|_broadcast\b",
     "forks": r"(?<!\w)[Ff]orks?\b|fork_|\bFORK|_fork\b",

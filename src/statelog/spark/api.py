@@ -341,7 +341,7 @@ def _to_read(
     """Return what tells the columns that the processor and its event time need."""
     chosen = settings.input_columns
     is_timed = arguments.time_mode.lower() == "eventtime"
-    if chosen == AUTO and settings.is_replayed:
+    if chosen == AUTO and settings.keeps_rows:
         chosen = ALL  # a changed processor may read other columns
     takes_rows = isinstance(row_format, SparkRowFormat)
     function = plain_function(arguments.processor, "handleInputRows") if takes_rows else None

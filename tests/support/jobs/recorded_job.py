@@ -20,7 +20,7 @@ from statelog.checkpoint.attachments import (
 )
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, ErrorPolicy
 from statelog.extensions.bad_records.driver import BadRecords, letter_policy
 from statelog.extensions.bad_records.marks import FROZEN_MARK
 from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadcasts
@@ -41,7 +41,6 @@ from statelog.runtime.clock import RandomIds
 from statelog.spark.driver.extension import AttachingExtension, BatchStart, LocationObjects
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
-from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.query.record import Record, RecordSpec
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat

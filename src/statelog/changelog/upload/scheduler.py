@@ -44,11 +44,9 @@ from statelog.runtime.closing import ClosesAtExit
 from statelog.store.api import ObjectStore
 
 if TYPE_CHECKING:
-    from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
-
-
-if TYPE_CHECKING:
     from abc import ABCMeta as _ProtocolMeta
+
+    from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
 else:
     _ProtocolMeta = type(Protocol)
 

@@ -14,11 +14,11 @@ from typing import ClassVar, Final
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, ErrorPolicy, failures_of
 from statelog.extensions.recordings.format import DEAD_LETTERS, RecordedParts
 from statelog.metrics.table import Figure
 from statelog.spark.driver.extension import AttachingExtension, DriverContext
-from statelog.spark.query.error_policy import ErrorPolicy, OnError
+from statelog.spark.query.error_policy import OnError
 from statelog.spark.query.face import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings

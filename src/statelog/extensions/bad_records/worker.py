@@ -26,13 +26,13 @@ from pyspark.sql import Row
 from statelog.errors import InvariantError, ProcessorError
 from statelog.extensions.bad_records.dead_letters import (
     NO_FAILURE,
+    ErrorPolicy,
     FailedKeys,
     FailedPart,
     is_bad_record,
 )
 from statelog.extensions.recordings.format import Cells, cells_after, cells_of
 from statelog.model import ChangeBatch
-from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.rows.interface import KeyedInput, ReadAgain, RowLike
 from statelog.spark.worker.due_timers import Due
 from statelog.spark.worker.extension import TaskExtension, TaskRun, TaskTools

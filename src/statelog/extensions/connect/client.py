@@ -120,7 +120,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
                 has_no_data_source=has_source,
                 steps=self._plan.for_worker(),
                 sink=function or self._connect_sink(settings.file_output),
-                side_sinks=self._side_sinks,
+                side_sinks=self._sinks,
                 repeated=unfinished_batch(files) if settings.broadcast else None,
             )
         )

@@ -39,10 +39,7 @@ from statelog.state.schema import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
-
     from statelog.spark.query.settings import QuerySettings
-    from statelog.spark.query.state_variables import SchemaLike
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,99}")
 

@@ -81,19 +81,3 @@ MAX_ERRORS: Final = Kind(
     "a number of keys, at least 1, or a share of the keys, between 0 and 1 (onError='fail' allows no "
     "failed key)",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorPolicy:
-    """
-    What a task does with keys whose processing fails, where it does not fail itself.
-
-    Args:
-        keeps_letters: Whether what failed is kept, to be replayed.
-        most: The most keys that may fail.
-        freezes: Whether later calls for a key that failed are kept too, and not made.
-    """
-
-    keeps_letters: bool
-    most: MaxErrors
-    freezes: bool = False

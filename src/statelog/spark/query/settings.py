@@ -214,9 +214,11 @@ class QuerySettings:
         )
 
     @property
-    def is_replayed(self) -> bool:
-        """Whether what keys see is kept, so that a changed processor may be run on it."""
-        return self.record.is_on or self.on_error.keeps_letters
+    def keeps_rows(self) -> str:
+        """The key of the setting that keeps rows, to run a changed processor on them; "" for none."""
+        if self.on_error.keeps_letters:
+            return "onError"
+        return "record.*" if self.record.is_on else ""
 
     @property
     def is_beside_checkpoint(self) -> bool:

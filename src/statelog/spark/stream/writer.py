@@ -65,7 +65,7 @@ class StatefulStreamWriter(DataStreamWriter):
         self._query_name: str | None = None
         self._trigger: dict[str, Any] = {}
         self._sink: Sink | None = None
-        self._side_sinks: dict[str, Sink] = {}
+        self._sinks: dict[str, Sink] = {}
         self._target = Target()
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
@@ -171,7 +171,7 @@ class StatefulStreamWriter(DataStreamWriter):
             raise UsageError(
                 f"sideOutput takes a function of frame and batch id, not {given(func)}"
             )
-        self._side_sinks[name] = func
+        self._sinks[name] = func
         return self
 
     def start(
@@ -249,7 +249,7 @@ class StatefulStreamWriter(DataStreamWriter):
             sink(plan.apply(rows, observations), batch_id)
 
         repeated = unfinished_batch(files) if query.settings.broadcast else None
-        engine = MicroBatchEngine(query, deliver, times, self._side_sinks, repeated)
+        engine = MicroBatchEngine(query, deliver, times, self._sinks, repeated)
         engine.open(times.query_id())
         if has_source:
             # Imported here: a query without timers does not have that source.
@@ -262,7 +262,7 @@ class StatefulStreamWriter(DataStreamWriter):
         super().foreachBatch(failures)
 
         def at_end() -> None:
-            for closable in (sink, *self._side_sinks.values()):
+            for closable in (sink, *self._sinks.values()):
                 if isinstance(closable, ClosableSink):
                     closable.close()
             engine.close()
@@ -344,8 +344,9 @@ def _observed(query: Query, observations: Observations, figures: ProgressFigures
 
 def _check_columns(operators: Sequence[OperatorDefinition], settings: QuerySettings) -> None:
     """Check that rows have all their columns where they are kept for a changed processor."""
-    if settings.is_replayed and not all(operator.has_all_columns for operator in operators):
-        name, key = ("onError",) * 2 if settings.on_error.keeps_letters else ("record", "record.*")
+    key = settings.keeps_rows
+    name = key.removesuffix(".*")
+    if key and not all(operator.has_all_columns for operator in operators):
         raise UsageError(
             f"{name} keeps rows with all their columns, but the columns that the processor does not read "
             f"were left out before the writer got the option. Give {name} to transform_with_state or "

@@ -16,9 +16,10 @@ from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, Steps
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CorruptionError, UsageError
+from statelog.extensions.bad_records.dead_letters import ErrorPolicy
 from statelog.extensions.recordings.format import decode_file, encode_file, encode_recording
 from statelog.format.arrow_data import to_stream
-from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
+from statelog.spark.query.error_policy import MaxErrors
 
 pytestmark = pytest.mark.job
 

@@ -8,10 +8,10 @@ pytest.importorskip("pyspark")
 
 from statelog.checkpoint.attachments import Addition
 from statelog.errors import InvalidOptionsError
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, FailedPart
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, ErrorPolicy, FailedPart
 from statelog.extensions.bad_records.driver import FailureLog, error_policy
 from statelog.model import KeyGroupRange
-from statelog.spark.query.error_policy import MAX_ERRORS, ErrorPolicy, MaxErrors, OnError
+from statelog.spark.query.error_policy import MAX_ERRORS, MaxErrors, OnError
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
 
