@@ -38,7 +38,8 @@ FEATURES = {
     "broadcasts": r"[Bb]roadcasts?(?! variable)\b|BROADCASTS|BROADCAST_SOURCES|_broadcast\b",
     "forks": r"(?<!\w)[Ff]orks?\b|fork_|\bFORK|_fork\b",
 }
-"""The features that the engine must not know, and the words by which a line names one."""
+"""The features that the engine must not know, and the words that name them."""
+_WORDS = re.compile("|".join(FEATURES.values()))
 
 CORE = ("spark/driver", "spark/worker", "checkpoint", "state")
 ENGINE = ("changelog", "checkpoint", "state", "spark")
@@ -46,9 +47,9 @@ SEAMS = frozenset({"spark/extension_table.py", "spark/query/face.py"})
 """The tables of the seams, which name extensions."""
 
 NO_FEATURE = re.compile(
-    r"broadcast_vars|broadcastVars|BroadcastThreshold|gc\.unfreeze|sent as a? ?broadcast"
-    r"|function has broadcasts|\bbroadcasts = list|if broadcasts:|\(broadcasts, a profiler"
-    r"|over a fork|a processor forks|which may fork|holds a broadcast"
+    r"broadcast_vars|broadcastVars|BroadcastThreshold|as a broadcast|holds a broadcast"
+    r"|function(?:'s| has) broadcasts|broadcasts = list|if broadcasts:|\(broadcasts, a profiler"
+    r"|gc\.unfreeze|after_fork|over a fork|processor forks|may fork|_Recording\b"
 )
 """Lines with such a word for something of Python or Spark: its broadcasts, its processes."""
 
@@ -126,6 +127,10 @@ def module_of(name: str, paths: Mapping[str, Path]) -> str:
     return name
 
 
+def names_a_feature(line: str) -> bool:
+    return _WORDS.search(line) is not None and NO_FEATURE.search(line) is None
+
+
 def lines_that_name_a_feature(folders: Sequence[str]) -> list[str]:
     """
     Return the lines of folders of `src` that name a feature.
@@ -133,14 +138,13 @@ def lines_that_name_a_feature(folders: Sequence[str]) -> list[str]:
     A line counts once if one of the words of `FEATURES` is in it, be it code, docstring or comment,
     unless it is one of `NO_FEATURE`.  The tables of the seams do not count.
     """
-    words = re.compile("|".join(FEATURES.values()))
     lines: list[str] = []
     for path in modules():
         name = path.relative_to(SRC).as_posix().removeprefix("statelog/")
         if name in SEAMS or not name.startswith(tuple(f"{folder}/" for folder in folders)):
             continue
         for number, line in enumerate(text_of(path).splitlines(), 1):
-            if words.search(line) and not NO_FEATURE.search(line):
+            if names_a_feature(line):
                 lines.append(f"{name}:{number}: {line.strip()}")
     return lines
 
@@ -186,6 +190,13 @@ def test_the_volume_does_not_grow() -> None:
         warnings.warn(f"the code shrank: write the figures by `{COMMAND}`: {changed}", stacklevel=1)
 
 
+def test_the_measure_leaves_comments_and_docstrings_out() -> None:
+    text = (
+        '"""Text."""\n\n# why\nA = (\n    1,\n)\n"""The\nconstant."""\n\n\ndef f():\n    "Text."\n'
+    )
+    assert 4 == code_lines(text)
+
+
 def test_the_measure_follows_only_what_loading_a_module_imports() -> None:
     text = """
 import a.b
@@ -204,6 +215,26 @@ def h():
     assert ["a.b", "c", "c.d", "e", "f", "f.g"] == list(imported_names(ast.parse(text).body))
     imports = {"a": {"b", "statelog"}, "b": {"a", "c"}, "c": set[str](), "statelog": {"d"}}
     assert {"a", "b", "c"} == closure(imports, "a")
+
+
+def test_a_line_names_a_feature_once_or_not_at_all() -> None:
+    naming = (
+        "if settings.on_error is OnError.FREEZE:",
+        "# the rows of side outputs",
+        "from statelog.format.recording_file import WHAT",
+        'PATHS.broadcast("")',
+        "a checkpoint that a fork reads",
+        "dead letters and frozen keys",
+    )
+    assert [] == [line for line in naming if not names_a_feature(line)]
+    others = (
+        "except CorruptionError as error:",
+        "gc.unfreeze()",
+        "the function has broadcasts",
+        "StoreError: This process inherited the storage over a fork.",
+        "@dataclass(frozen=True)",
+    )
+    assert [] == [line for line in others if names_a_feature(line)]
 
 
 def main() -> int:

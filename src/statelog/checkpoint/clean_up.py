@@ -68,12 +68,13 @@ _NS_PER_MS: Final = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentRelease:
     """
-    What ends the dependence of a location on a parent, of which it is a fork.
+    What ends the dependence of a location on a parent: a fork needs objects of it.
 
     Args:
-        parent_id: The id by which the location refers to the parent.
+        parent_id: The id of the parent in the location.
         parent: URL of the parent's location; "" if it was deleted.
-        tags: The objects of the parent that keep a checkpoint for this location, which are deleted there.
+        tags: The objects of the parent that keep a checkpoint for this location; they are
+            deleted there.
         problem: Why nothing can be deleted; "" if it can.
     """
 
@@ -127,7 +128,7 @@ class CleanUpReport:
         reachable: Number of objects that retained checkpoints need.
         too_young: Number of orphans kept because of their age.
         unknown: Number of objects kept because statelog does not make such names.
-        released: Ids of parents of which nothing is needed.  The tags that kept it are
+        released: Ids of parents that are needed no more.  The tags that kept it are
             deleted in the parent; in a dry run, they would be.
         outside: What that deletes outside of the location, and what was left there with the reason.
         reason: Why objects could not be deleted, or why none was tried; "" without a problem.
@@ -296,7 +297,7 @@ def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
 
 
 def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
-    """Return what a garbage collection may delete in the parents of a location; nothing is changed."""
+    """Return what a garbage collection may delete in parents; nothing is changed."""
     releases = _release_parents(store, frozenset(), apply=False)
     return tuple(release for release in releases if release.tags or release.problem)
 

@@ -126,7 +126,7 @@ class LocationStore(StoreWrapper):
         return store
 
     def parent_ids(self) -> list[str]:
-        """Return the ids by which the location refers to its parents."""
+        """Return the ids of the parents that the location names."""
         listed = self._store.list(PATHS.parents)
         names = [info.path.removeprefix(f"{PATHS.parents}/") for info in listed]
         return [name for name in names if is_fork_id(name)]

@@ -198,7 +198,7 @@ class LooseObjects(NamedTuple):
     Args:
         folder: The beginning of their names.
         age: How long they are kept; None for as long as what a query attaches to its checkpoints.
-        is_verified: Whether each has a checksum of its own, by which it is verified.
+        is_verified: Whether each has a checksum of its own, which verify checks.
     """
 
     folder: str

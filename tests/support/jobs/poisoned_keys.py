@@ -15,7 +15,8 @@ from tests.support.jobs.recorded_job import RecordedJob
 from tests.support.jobs.recorded_processors import FrameSteps, Steps
 
 import statelog as sl
-from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
+from statelog.extensions.bad_records.dead_letters import ErrorPolicy
+from statelog.spark.query.error_policy import MaxErrors
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
 

@@ -37,7 +37,7 @@ from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import InvariantError, ProcessorError, StoreError, UsageError
 from statelog.extensions.bad_records import dead_letters
-from statelog.extensions.bad_records.dead_letters import failures_of, is_bad_record
+from statelog.extensions.bad_records.dead_letters import ErrorPolicy, failures_of, is_bad_record
 from statelog.extensions.broadcasts.driver import kept_broadcasts
 from statelog.extensions.broadcasts.stored import BROADCAST
 from statelog.extensions.recordings.format import DEAD_LETTERS
@@ -45,7 +45,7 @@ from statelog.extensions.recordings.location import forget_key, list_recordings,
 from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import replay
 from statelog.format.recording_file import unpack_recording
-from statelog.spark.query.error_policy import ErrorPolicy, MaxErrors
+from statelog.spark.query.error_policy import MaxErrors
 from statelog.spark.query.record import Record
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import NEVER_MS

@@ -47,14 +47,13 @@ from statelog.checkpoint.attachments import Addition
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import CheckpointError, ProcessorError, UsageError
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, ErrorPolicy, failures_of
 from statelog.extensions.bad_records.stored import SCHEMA as LETTERS_SCHEMA
 from statelog.extensions.recordings.format import decode_file
 from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.side_outputs import worker as side_output
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
-from statelog.spark.query.error_policy import ErrorPolicy
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker import output_parts

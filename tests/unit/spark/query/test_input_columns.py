@@ -8,7 +8,8 @@ import pytest
 from pyspark.sql import Row
 
 from statelog.errors import InvalidOptionsError, UsageError
-from statelog.spark.query.input_columns import INPUT_COLUMNS, columns_read, columns_to_read
+from statelog.spark.query.input_columns import columns_read, columns_to_read
+from statelog.spark.query.settings import SETTINGS
 
 COLUMNS = ("key", "amount", "at", "name", "window", "count")
 
@@ -329,8 +330,8 @@ def test_the_setting_names_columns():
 
 
 def test_values_of_the_setting():
-    assert INPUT_COLUMNS.parse("Auto", "inputColumns") == "auto"
-    assert INPUT_COLUMNS.parse(["a", "b"], "inputColumns") == ("a", "b")
+    assert SETTINGS["inputColumns"].kind.parse("Auto", "inputColumns") == "auto"
+    assert SETTINGS["inputColumns"].kind.parse(["a", "b"], "inputColumns") == ("a", "b")
     for value in ("a, b", 3, [1]):
         with pytest.raises(InvalidOptionsError, match='"auto", "all" or a list of column names'):
-            INPUT_COLUMNS.parse(value, "inputColumns")
+            SETTINGS["inputColumns"].kind.parse(value, "inputColumns")
