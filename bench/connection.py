@@ -22,7 +22,7 @@ from bench.harness.query_run import noop
 from bench.harness.session import session
 from pyspark.sql import DataFrame
 
-from statelog.spark.worker.connection import without_delay
+from statelog.spark.worker.task_input import without_delay
 
 ROWS = (50, 10_000, 70_000, 500_000)
 Batches = Iterable[pa.RecordBatch]

@@ -57,9 +57,9 @@ from statelog.model import (
     TaskStateSnapshot,
 )
 from statelog.options import CheckpointOptions, SnapshotPolicy
+from statelog.spark.driver.batch_reports import figures_of
 from statelog.spark.driver.delivery import one_per_task
-from statelog.spark.driver.progress import figures_of
-from statelog.spark.driver.snapshot_planner import SnapshotPlanner
+from statelog.spark.driver.state_location import SnapshotPlanner
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.worker.protocol import (
     BatchContext,

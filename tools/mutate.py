@@ -84,8 +84,8 @@ FIRST = {
     "checkpoint/coordinator": _checkpoint("coordinator_conflicts", "coordinator"),
     "checkpoint/ownership": _checkpoint("ownership", "coordinator_conflicts", "coordinator"),
     "spark/driver/batch_reports": ["tests/unit/spark/driver/test_batch_reports_skew.py"],
-    "spark/driver/snapshot_planner": [
-        "tests/unit/spark/driver/test_snapshot_planner.py",
+    "spark/driver/state_location": [
+        "tests/unit/spark/driver/test_state_location_snapshots.py",
         "tests/unit/core/test_snapshot_schedule.py",
     ],
     "spark/rows/key_order": ["tests/unit/spark/rows/test_key_order.py"],
@@ -106,11 +106,11 @@ MODULES = {
     "extensions": [name for name in _modules("extensions") if name.startswith("columns/slots")],
     # What pure tests reach of the driver and the worker; the rest runs on Spark only.
     "spark": [
-        "driver/progress",
+        "driver/batch_reports",
         "driver/batch_times",
         "driver/restart",
         "driver/batch_reports",
-        "driver/snapshot_planner",
+        "driver/state_location",
         "query/declared_state",
         "rows/key_order",
         "rows/spark_row",

@@ -10,8 +10,10 @@ their constructor, logs in `statelog.logs`, the command line in its console.
 
 from __future__ import annotations
 
+import html
 import json
 import re
+from collections.abc import Mapping
 from typing import Final
 
 _LAYOUT: Final = "\n\t"
@@ -48,3 +50,18 @@ def _escape(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+def facts_as_html(title: str, facts: Mapping[str, object]) -> str:
+    """Return a title and named facts as an HTML table; all texts are escaped."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{_escaped(name)}</th>"
+        f"<td style='text-align:left'>{_escaped(value)}</td></tr>"
+        for name, value in facts.items()
+        if value not in (None, "")
+    )
+    return f"<table><caption style='text-align:left'>{_escaped(title)}</caption>{rows}</table>"
+
+
+def _escaped(value: object) -> str:
+    return html.escape(one_line(str(value)))

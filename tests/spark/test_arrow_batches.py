@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.spark.streams import BatchSource, Job, workers_get_by_value
 
-from statelog.spark.jvm.arrow_data import ArrowBatches
+from statelog.spark.jvm.frames import ArrowBatches
 from statelog.spark.rows.types import MAX_BYTES, MAX_RECORDS, NO_LIMIT
 
 workers_get_by_value(__name__)

@@ -19,7 +19,7 @@ from tests.spark.delta_stand_in import DeltaStandIn
 from tests.support.project import evidence
 
 from statelog.core.delivered_batch import DeliveredBatch
-from statelog.spark.jvm.arrow_data import frame_of_arrow
+from statelog.spark.jvm.frames import frame_of_arrow
 from statelog.spark.query.delivery import set_batch
 from statelog.spark.stream.sinks.file_sink import LOG
 

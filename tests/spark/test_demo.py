@@ -18,9 +18,8 @@ from tests.house.sources import ROOT
 from tests.spark.versions import row_operator
 
 from statelog.demo.job import FIELDS, OUTPUT, CustomerTotals, JobConfig, read_lines, start_job
-from statelog.demo.process import JobProcess, processes_of_session
+from statelog.demo.process import JobProcess, processes_of_session, write_orders
 from statelog.demo.program import check
-from statelog.demo.run import write_orders
 from statelog.errors import StatelogError
 
 RETAIL = Path(os.environ.get("STATELOG_ONLINE_RETAIL", ROOT / "../shared/data/online-retail"))

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from tests.spark.streams import workers_get_by_value
 from tests.spark.versions import ARROW, table_of
 
-from statelog.spark.jvm.arrow_data import frame_of_few_rows
+from statelog.spark.jvm.frames import frame_of_few_rows
 from statelog.spark.jvm.python_job import OwnWorkers, PythonJobs
 
 workers_get_by_value(__name__)

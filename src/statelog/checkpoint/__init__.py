@@ -11,7 +11,6 @@ Checkpoints: what commits them, what reads them, and what deletes them.
     clean_up         an owner deletes what it no longer needs; all garbage of a location
     verify           reads all that retained checkpoints need
     query_files      Spark's logs in a checkpointLocation, and what a repartition by Spark left in them
-    stored_query     the same files in a store, for operations that copy and delete them
     audit            writes and reads the lines of operations that change a location
 """
 

@@ -35,7 +35,7 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.model import CheckpointPosition, CompletedCheckpoint, Json
-from statelog.notebook import facts_as_html
+from statelog.plain_text import facts_as_html
 from statelog.runtime.clock import utc_time
 from statelog.store import PATHS, ObjectStore, ask_at_once, ask_both
 

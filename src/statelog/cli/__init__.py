@@ -7,7 +7,7 @@ The frame of the command line: `statelog VERB ...`.
     rows     rows of state and of tables
 
 A verb is a function in the folder of its feature, next to what it runs.  The verbs of the core are
-here: checkpoints, changelog, audit, gc.
+here: checkpoints, gc and audit in `checkpoints`; changelog.
 """
 
 from statelog.extras import require

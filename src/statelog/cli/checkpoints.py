@@ -1,12 +1,32 @@
-"""`statelog checkpoints`: the checkpoints of a location, and which of them can be restored."""
+"""
+`statelog checkpoints`: the checkpoints of a location, and which of them can be restored.
+
+The verb gc deletes the objects that no retained checkpoint needs; audit shows who changed a
+location, when, how, and from which host.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import datetime as dt
+import time
+from collections.abc import Iterator, Mapping
+from typing import Annotated
 
+import msgspec
+import typer
 from rich.text import Text
 
+from statelog.checkpoint.audit import (
+    UNFINISHED,
+    AuditLine,
+    AuditLog,
+    audited,
+    problems_of,
+    read_audit_log,
+)
+from statelog.checkpoint.clean_up import CleanUpReport, collect_garbage
+from statelog.checkpoint.history import open_state
 from statelog.checkpoint.listing import (
     FIGURES_PROPERTY,
     CheckpointState,
@@ -15,16 +35,22 @@ from statelog.checkpoint.listing import (
 )
 from statelog.cli import options
 from statelog.cli.output import (
+    Change,
     console,
     open_location,
+    parse_duration,
     plural,
+    print_changes,
+    print_error,
     print_json,
     print_table,
     progress,
     say,
+    say_dry_run,
     size_text,
     utc,
 )
+from statelog.model import JsonObject
 from statelog.redaction import redacted
 
 _PROPERTIES = "properties"
@@ -126,3 +152,148 @@ def _properties(summary: CheckpointSummary) -> str:
 
 def _number(value: int | None) -> str:
     return "" if value is None else str(value)
+
+
+def gc(
+    location: options.Location,
+    apply: options.Apply = False,
+    min_age: options.MinAge = "1h",
+    as_json: options.Json = False,
+) -> bool:
+    """
+    Delete the objects that no retained checkpoint needs.
+
+    A query may run meanwhile if --min-age exceeds the time from the upload of a change set to the
+    commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.  In a fork
+    that no longer needs its parent, the command deletes the tag that retains a checkpoint of the
+    parent.  Exit status 1 if a retained checkpoint is damaged or an object could not be deleted.
+
+    Examples:
+        statelog gc s3://bucket/jobs/totals
+        statelog gc s3://bucket/jobs/totals --min-age 1d --apply
+    """
+    store = open_location(location)
+    age = parse_duration(min_age, "--min-age")
+    with (
+        progress("listing and deleting" if apply else "listing"),
+        audited(store, "gc", min_age=min_age) as line,
+    ):
+        now = dt.datetime.fromtimestamp(time.time(), dt.UTC)
+        report = collect_garbage(store, min_age=age, apply=apply, now=now)
+        line.result(deleted=len(report.deleted), not_deleted=len(report.failed))
+    summary = {
+        "orphans": len(report.deleted) + len(report.failed),
+        "deleted_bytes": report.deleted_bytes,
+        "reachable": report.reachable,
+        "too_young": report.too_young,
+        "unknown": report.unknown,
+        "released": list(report.released),
+    }
+    print_changes(_changes(report), summary, apply=apply, as_json=as_json)
+    if not as_json:
+        orphans = f"{plural(len(report.deleted), 'orphan')} ({size_text(report.deleted_bytes)})"
+        say(
+            f"{redacted(location)}: {orphans} {'deleted' if apply else 'to delete'}; kept: "
+            f"{report.reachable:,} reachable, {report.too_young:,} younger than {min_age}, "
+            f"{report.unknown:,} not made by statelog"
+        )
+        if not apply and (report.deleted or any(release.tags for release in report.outside)):
+            say_dry_run()
+    if report.failed:
+        print_error(f"{plural(len(report.failed), 'object')} not deleted: {report.reason}")
+    return bool(report.failed)
+
+
+def _changes(report: CleanUpReport) -> Iterator[Change]:
+    for path in report.deleted:
+        yield Change("delete", path, {"path": path})
+    for path in report.failed:
+        yield Change("failed", path, {"path": path, "reason": report.reason})
+    for release in report.outside:
+        for path in release.tags:
+            text = f"{path} in {release.parent}, the parent of this fork"
+            yield Change("delete", text, {"path": path, "location": release.parent})
+        if release.problem:
+            facts = {"fork_id": release.parent_id, "reason": release.problem}
+            yield Change("kept", f"the tag in a parent: {release.problem}", facts)
+
+
+_OUTCOMES = {"done": "green", "failed": "bold red", UNFINISHED: "yellow"}
+_HEADS = ("began (UTC)", "user", "host", "process", "operation", "outcome")
+
+
+def audit(
+    location: options.Location,
+    limit: Annotated[
+        int, typer.Option(help="Read at most this many of the newest lines; 0 reads all.", min=0)
+    ] = 100,
+    as_json: options.Json = False,
+) -> bool:
+    """
+    List the operations that changed a state location, newest last.
+
+    Each command and Python call that changes a location writes a line: gc, rewind, tag, fork, copy,
+    edit, forget and others. Micro-batches, dry runs and calls without an effect do not. An
+    operation is "unfinished" if it is running or was interrupted; repeat an interrupted operation.
+
+    Each process describes itself, so the lines prove nothing against a person who can write to the
+    location.  Exit status 1 if a line is damaged.
+
+    Examples:
+        statelog audit s3://bucket/jobs/totals
+        statelog audit s3://bucket/jobs/totals --limit 0 --json
+    """
+    store = open_state(location)
+    with progress("reading"):
+        audit_log = read_audit_log(store, limit or None)
+    if not audit_log.lines and not audit_log.unknown:
+        open_location(location)
+    if as_json:
+        for line in audit_log.lines:
+            print_json(_line_as_json(line))
+        summary = {"lines": len(audit_log.lines), "earlier": audit_log.earlier}
+        print_json({"summary": {**summary, "problems": problems_of(audit_log)}})
+    else:
+        _print_log(audit_log, location)
+    problems = problems_of(audit_log)
+    for problem in problems if not as_json else ():
+        print_error(problem)
+    return bool(problems)
+
+
+def _line_as_json(line: AuditLine) -> dict[str, object]:
+    begin = {} if line.begin is None else msgspec.to_builtins(line.begin)
+    end = {} if line.end is None else msgspec.to_builtins(line.end)
+    parts = {name: value for name, value in {**begin, **end}.items() if name != "version"}
+    return {"line": line.name, **parts, "outcome": line.outcome, "problem": line.problem}
+
+
+def _print_log(audit_log: AuditLog, location: str) -> None:
+    if not audit_log.lines:
+        say(f"The audit log of {redacted(location)} is empty.")
+        return
+    if audit_log.earlier:
+        say(f"{plural(audit_log.earlier, 'earlier line')}; --limit 0 lists them.")
+    print_table((*_HEADS, ""), map(_cells, audit_log.lines), whole=_HEADS)
+
+
+def _cells(line: AuditLine) -> list[str | Text]:
+    begin = line.begin
+    end = line.end
+    arguments = "" if begin is None else _facts(begin.arguments)
+    result = "" if end is None else ": ".join(filter(None, (end.error, _facts(end.result))))
+    who = ["", "", "", "", ""]
+    if begin is not None:
+        process = str(begin.process)
+        who = [utc(begin.began_at_ms), begin.user, begin.host, process, begin.operation]
+    outcome = Text(line.outcome, style=_OUTCOMES.get(line.outcome, "bold red"))
+    return [*who, outcome, " -> ".join(filter(None, (arguments, result)))]
+
+
+def _facts(facts: JsonObject) -> str:
+    """Return facts as text: `min_age=1h deleted=3`."""
+    return " ".join(f"{name}={_value(value)}" for name, value in facts.items())
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

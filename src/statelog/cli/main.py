@@ -49,7 +49,7 @@ _PANELS: Final = {
         "side-outputs": "statelog.extensions.side_outputs.commands",
         "broadcasts": "statelog.extensions.broadcasts.commands",
         "changelog": "statelog.cli.changelog",
-        "audit": "statelog.cli.audit",
+        "audit": "statelog.cli.checkpoints",
     },
     "Change": {
         "tag": "statelog.extensions.operations.commands.savepoints",
@@ -63,7 +63,7 @@ _PANELS: Final = {
     },
     "Operate": {
         "verify": "statelog.extensions.operations.commands.verify",
-        "gc": "statelog.cli.gc",
+        "gc": "statelog.cli.checkpoints",
     },
 }
 """The module of each verb by panel of the help; the verb is a function of its name."""

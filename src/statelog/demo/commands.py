@@ -56,7 +56,7 @@ def demo(
     """
     extras.require("the demonstration", "spark", "pyspark", "pandas", "google.protobuf")
     extras.require_spark("the demonstration")
-    from statelog.demo.run import TASKS_BEFORE, run_demo
+    from statelog.demo.process import TASKS_BEFORE, run_demo
 
     for number in (signal.SIGTERM, signal.SIGHUP):  # the folder is deleted then, too
         signal.signal(number, lambda number, _: sys.exit(128 + number))

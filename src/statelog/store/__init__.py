@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore
-from statelog.store.cached import CachedStore
 from statelog.store.location_store import (
     LocationStore,
     open_existing_store,
@@ -13,7 +12,7 @@ from statelog.store.location_store import (
 from statelog.store.object_store import ObstoreStore, open_store
 from statelog.store.paths import PATHS, LocationPaths
 from statelog.store.requests import ask_at_once, ask_both, endpoint_of
-from statelog.store.verified import read_verified
+from statelog.store.verified import CachedStore, read_verified
 
 if TYPE_CHECKING:
     from statelog.store.encryption import EncryptedStore

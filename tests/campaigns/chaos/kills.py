@@ -27,8 +27,7 @@ from statelog.checkpoint.clean_up import reachable_objects
 from statelog.checkpoint.verify import verify_location
 from statelog.demo.java import prepare_environment
 from statelog.demo.job import JobConfig
-from statelog.demo.process import JobProcess, processes_of_session
-from statelog.demo.run import write_orders
+from statelog.demo.process import JobProcess, processes_of_session, write_orders
 from statelog.errors import StatelogError
 from statelog.runtime.fail_points import VARIABLE
 from statelog.state.reader import StateReader

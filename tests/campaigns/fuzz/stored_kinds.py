@@ -24,12 +24,12 @@ from statelog.checkpoint.history import Entries, read_checkpoint, read_entry
 from statelog.checkpoint.ownership import describe_claim
 from statelog.checkpoint.query_files import (
     entries_digest,
+    files_upto,
     newest_offsets,
     recorded_query_id,
     refuse_unfinished_repartition,
 )
 from statelog.checkpoint.retained import Tag, TagKind, list_tags
-from statelog.checkpoint.stored_query import files_upto
 from statelog.checkpoint.tags import put_tag, read_tag
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import ProcessorError, StatelogError

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from tests.campaigns.fuzz.samples import task_recording
 
-from statelog.checkpoint.stored_query import files_upto
+from statelog.checkpoint.query_files import files_upto
 from statelog.errors import CheckpointError, CorruptionError
 from statelog.extensions.recordings.format import decode_file, from_stream
 from statelog.extensions.recordings.step import steps_of

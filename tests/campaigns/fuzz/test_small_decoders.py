@@ -11,12 +11,12 @@ import pytest
 from statelog.checkpoint.history import read_entry
 from statelog.checkpoint.ownership import describe_newest_claim
 from statelog.checkpoint.query_files import (
+    files_upto,
     newest_offsets,
     recorded_query_id,
     refuse_unfinished_repartition,
 )
 from statelog.checkpoint.retained import TagKind, list_tags
-from statelog.checkpoint.stored_query import files_upto
 from statelog.checkpoint.tags import read_tag
 from statelog.core.source_position import log_entry, parse_files, parse_offsets
 from statelog.errors import CorruptionError, StatelogError

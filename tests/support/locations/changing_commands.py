@@ -12,8 +12,8 @@ from tests.support.locations.histories import key_of, rows_of
 
 import statelog
 from statelog.checkpoint import verify_location
+from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.retained import Tag, TagKind, list_tags
-from statelog.checkpoint.stored_query import StoredQuery
 from statelog.cli.main import run
 from statelog.state.reader import StateReader
 from statelog.store import PATHS, open_existing_store, open_store

@@ -8,8 +8,7 @@ from tests.support.locations.batch_records import one_operator
 from tests.support.locations.checkpoints import ManualClock, log_inline, run_checkpoint, started
 
 import statelog
-from statelog.checkpoint.query_files import entries_digest
-from statelog.checkpoint.stored_query import StoredQuery
+from statelog.checkpoint.query_files import StoredQuery, entries_digest
 from statelog.core.source_position import SourceLog, position_of
 from statelog.extensions.operations.rewind import apply_rewind, plan_rewind
 from statelog.format.checkpoint_metadata import OUTPUT_TAG

@@ -9,8 +9,7 @@ from tests.support.locations.batch_records import one_operator
 from tests.support.locations.histories import History
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.query_files import entries_digest
-from statelog.checkpoint.stored_query import StoredQuery
+from statelog.checkpoint.query_files import StoredQuery, entries_digest
 from statelog.core.source_position import SourceLog, position_of
 from statelog.store import open_store
 

@@ -119,7 +119,6 @@ def test_no_other_code_creates_objects():
     }
     assert {
         "checkpoint/stream_factory.py",
-        "store/cached.py",
         "store/verified.py",
         "store/encryption.py",
         "store/location_store.py",

@@ -32,11 +32,11 @@ from statelog.checkpoint.query_files import (
     COMMITS,
     OFFSETS,
     QueryFiles,
+    files_upto,
     read_offsets,
     recorded_query_id,
 )
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.stored_query import files_upto
 from statelog.core.source_position import OffsetEntry, log_entry, position_of
 from statelog.errors import CheckpointError, IncompatibleFormatError, UsageError
 from statelog.format.buffers import decode_json

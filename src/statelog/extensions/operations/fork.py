@@ -34,8 +34,8 @@ from statelog.checkpoint.clean_up import release_parent
 from statelog.checkpoint.edit import EditSession, edit_session
 from statelog.checkpoint.history import exists, open_state, present_ids, readable
 from statelog.checkpoint.listing import LATEST, CheckpointName, given_checkpoint_id
+from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.retained import Tag, TagKind, list_tags
-from statelog.checkpoint.stored_query import StoredQuery
 from statelog.errors import FencedError, StatelogError, UsageError
 from statelog.extensions.operations.copy_plan import needed_objects, own_record, with_names
 from statelog.extensions.operations.position_files import missing_inputs, write_query

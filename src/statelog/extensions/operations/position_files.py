@@ -25,10 +25,11 @@ from statelog.checkpoint.query_files import (
     COMPACT,
     METADATA,
     OFFSETS,
+    StoredQuery,
     entries_digest,
+    files_upto,
     number_of,
 )
-from statelog.checkpoint.stored_query import StoredQuery, files_upto
 from statelog.core.source_position import log_entry, parse_files, position_of
 from statelog.errors import CheckpointError, CorruptionError, IncompatibleFormatError, UsageError
 from statelog.store import ObjectStore

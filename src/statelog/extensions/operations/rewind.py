@@ -20,9 +20,8 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import edit_session
 from statelog.checkpoint.history import Entries, is_state, open_state
 from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
-from statelog.checkpoint.query_files import COMMITS, OFFSETS
+from statelog.checkpoint.query_files import COMMITS, OFFSETS, StoredQuery
 from statelog.checkpoint.restore import find_restore_point
-from statelog.checkpoint.stored_query import StoredQuery
 from statelog.errors import CheckpointError, CorruptionError, UsageError
 from statelog.extensions.operations.position_files import (
     SOURCES,

@@ -11,9 +11,9 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import edit_session
 from statelog.checkpoint.history import Entries, StoredCheckpoint, open_state
 from statelog.checkpoint.listing import LATEST, CheckpointName, given_checkpoint_id
+from statelog.checkpoint.query_files import StoredQuery
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags
-from statelog.checkpoint.stored_query import StoredQuery
 from statelog.checkpoint.tags import find_tag, read_tag
 from statelog.errors import CheckpointError, CheckpointNotFoundError, UsageError
 from statelog.extensions.operations.position_files import position_files

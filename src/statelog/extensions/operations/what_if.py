@@ -23,10 +23,9 @@ from pyspark.sql import DataFrame
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.edit import edit_session, newest_checkpoint
 from statelog.checkpoint.history import Entries, StoredCheckpoint, read_checkpoint
-from statelog.checkpoint.query_files import COMMITS, COMPACT, OFFSETS
+from statelog.checkpoint.query_files import COMMITS, COMPACT, OFFSETS, StoredQuery
 from statelog.checkpoint.retained import Tag, TagKind, delete_tag, list_tags
 from statelog.checkpoint.state_stream import read_stream
-from statelog.checkpoint.stored_query import StoredQuery
 from statelog.errors import CheckpointError, UsageError
 from statelog.extensions.operations.fork import Fork, apply_fork
 from statelog.extensions.operations.key_traces import staged_rows as values_of

@@ -27,7 +27,7 @@ from statelog.errors import (
 from statelog.extensions.read.held_state import HeldState, KeyVersion
 from statelog.extensions.read.sql import run_sql
 from statelog.model import CompletedCheckpoint, KeyGroupRange
-from statelog.notebook import facts_as_html
+from statelog.plain_text import facts_as_html
 from statelog.runtime.clock import Clock, SystemClock, wall_clock_ms
 from statelog.runtime.lock import ThreadLock
 from statelog.runtime.pool import Poller

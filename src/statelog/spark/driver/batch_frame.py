@@ -22,14 +22,13 @@ from statelog.spark.query.keyed_frame import by_task, with_initial_rows
 from statelog.spark.query.query import OperatorDefinition
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.rows.types import make_row
-from statelog.spark.worker.connection import without_delay
 from statelog.spark.worker.extension import TaskExtensions
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.kept_states import new_state
 from statelog.spark.worker.output_parts import DirectOutput
 from statelog.spark.worker.protocol import BatchContext, TaskRows
 from statelog.spark.worker.spill_file import SpillFile
-from statelog.spark.worker.task_input import TaskInput
+from statelog.spark.worker.task_input import TaskInput, without_delay
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap import StateBackendConfig
 from statelog.state.schema import OperatorStateSchema

@@ -32,7 +32,7 @@ from statelog.format.checkpoint_metadata import decode_streams, encode_streams
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.model.handles import FileStateHandle, stream_handle_from_json
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.jvm.arrow_data import ArrowBatches, frame_of_arrow, frame_of_few_rows
+from statelog.spark.jvm.frames import ArrowBatches, frame_of_arrow, frame_of_few_rows
 from statelog.spark.jvm.gateway import is_connect, with_setting
 from statelog.spark.jvm.python_job import PythonJobs
 from statelog.spark.query.delivery import Delivery, Sink

@@ -23,7 +23,7 @@ from statelog.metrics.table import BatchFigures
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.runtime.clock import Stopwatch, wall_clock_ms
 from statelog.runtime.fail_points import fail_point
-from statelog.spark.driver.batch_reports import BatchReports, after_commit
+from statelog.spark.driver.batch_reports import BatchReports, after_commit, figures_of
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 from statelog.spark.driver.delivery import OUTPUT_SECTION, CommittedRows, TaskRunner, deliveries
 from statelog.spark.driver.extension import (
@@ -35,7 +35,6 @@ from statelog.spark.driver.extension import (
 from statelog.spark.driver.failures import QueryStopped, cause_of, is_interruption, query_stopped
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.driver.operator_run import MicroBatch, OperatorRun
-from statelog.spark.driver.progress import figures_of
 from statelog.spark.driver.restart import FirstBatch
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.jvm.queries import is_active

@@ -20,11 +20,11 @@ from pyspark.sql import DataFrame
 from statelog.checkpoint.batch_record import OperatorRecord
 from statelog.core.task_count import TASK_WORK_MS, TaskCount
 from statelog.model import KeyGroupRange
+from statelog.spark.driver.batch_reports import batch_cost
 from statelog.spark.driver.batch_times import BatchTimes
 from statelog.spark.driver.delivery import frame_of_rows, inline_rows
 from statelog.spark.driver.extension import DriverExtensions
 from statelog.spark.driver.no_data_batches import has_due_timer
-from statelog.spark.driver.progress import batch_cost
 from statelog.spark.driver.state_location import StateLocation
 from statelog.spark.jvm.frames import input_bytes
 from statelog.spark.query.keyed_frame import InitialState, by_task, with_initial_rows

@@ -8,8 +8,7 @@ Everything that touches Spark's JVM, through py4j.
     no_data_source   a streaming source without rows
     files, sinks     Hadoop's files; Spark's sink of files, and tables
     python_job       the frames of Python jobs, with few calls, and a worker for each task; copies of physical plans
-    arrow_data       Arrow tables to the JVM, Arrow batches to the workers
 
-Only `python_job`, `arrow_data` and the size in `frames` are optional.  The others are asked for
+Only `python_job`, and the size and Arrow data in `frames`, are optional.  The others are asked for
 what neither a file nor a public method of PySpark has.
 """

@@ -10,7 +10,7 @@ from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.metrics.table import FIGURES, BatchFigures, Number, camel_case
 from statelog.model import JsonObject
-from statelog.notebook import facts_as_html
+from statelog.plain_text import facts_as_html
 
 
 class LargeKeyGroup(TypedDict):

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData, SparkSession
 
 from statelog.errors import UsageError
-from statelog.notebook import facts_as_html
+from statelog.plain_text import facts_as_html
 from statelog.redaction import redacted
 from statelog.spark.jvm.gateway import FRAME
 from statelog.spark.query.query import OperatorDefinition

@@ -31,7 +31,6 @@ from statelog.runtime.fail_points import fail_point
 from statelog.spark.rows.formats import KeepingFormat
 from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
-from statelog.spark.worker.connection import without_delay
 from statelog.spark.worker.extension import TaskExtensions, TaskRun, TaskTools
 from statelog.spark.worker.failures import reported_to_driver
 from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
@@ -39,6 +38,9 @@ from statelog.spark.worker.output_parts import (
     DirectOutput,
     OutputFiles,
     StagedOutputParts,
+    TaskLog,
+    TaskUploads,
+    task_uploads,
 )
 from statelog.spark.worker.protocol import (
     TaskAck,
@@ -49,8 +51,13 @@ from statelog.spark.worker.protocol import (
     TaskSpec,
 )
 from statelog.spark.worker.spill_file import SpillFile
-from statelog.spark.worker.task_input import RowCounter, TaskInput, changed_partitions, of_task
-from statelog.spark.worker.task_uploads import TaskLog, TaskUploads, task_uploads
+from statelog.spark.worker.task_input import (
+    RowCounter,
+    TaskInput,
+    changed_partitions,
+    of_task,
+    without_delay,
+)
 from statelog.store import PATHS, ObjectStore
 
 _ERROR_MAX = 2000

@@ -24,7 +24,7 @@ from statelog.checkpoint.listing import (
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import ClosedError, ObjectNotFoundError
 from statelog.model import CompletedCheckpoint
-from statelog.notebook import facts_as_html
+from statelog.plain_text import facts_as_html
 from statelog.state.keys.state_key import StateKey
 from statelog.state.reader.rows import python_states
 from statelog.state.reader.state_reader import StateReader

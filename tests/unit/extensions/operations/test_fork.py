@@ -19,9 +19,8 @@ from tests.support.locations.rewound_query import Query
 import statelog
 from statelog.checkpoint import verify_location
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.query_files import entries_digest
+from statelog.checkpoint.query_files import StoredQuery, entries_digest, files_upto
 from statelog.checkpoint.restore import find_checkpoint
-from statelog.checkpoint.stored_query import StoredQuery, files_upto
 from statelog.errors import CheckpointError, UsageError
 from statelog.extensions.operations import savepoints
 from statelog.store import PATHS, LocationStore, open_store

@@ -8,7 +8,7 @@ import pytest
 from tests.support.forgeries.foreign_places import forge_checkpoints, with_properties
 from tests.support.locations.stored_job import StoredJob
 
-from statelog.checkpoint.stored_query import StoredQuery
+from statelog.checkpoint.query_files import StoredQuery
 from statelog.errors import CorruptionError
 from statelog.extensions.operations.rewind import plan_rewind, rewind_points
 from statelog.store import open_store

@@ -15,8 +15,7 @@ from statelog.metrics import METRICS, Metrics
 from statelog.metrics.table import FIGURES, BatchFigures, FigureKind, camel_case
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import Stopwatch
-from statelog.spark.driver.batch_reports import BatchReports, after_commit
-from statelog.spark.driver.progress import figures_of
+from statelog.spark.driver.batch_reports import BatchReports, after_commit, figures_of
 from statelog.spark.query.progress import BatchProgress, Observers, source_metrics
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
 

@@ -16,8 +16,7 @@ from statelog.core.task_count import TaskBounds
 from statelog.errors import CheckpointError, StoreError
 from statelog.spark.driver import state_location
 from statelog.spark.driver.batch_times import BatchTimes
-from statelog.spark.driver.restart import FirstBatch
-from statelog.spark.driver.restored_state import evolved_schema
+from statelog.spark.driver.restart import FirstBatch, evolved_schema
 from statelog.spark.driver.state_location import LocationCleanUp, StateLocation
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings

@@ -15,7 +15,7 @@ from statelog.extensions.columns.rows import ColumnarInput, ColumnarOutput
 from statelog.extensions.recordings import seen_keys
 from statelog.extensions.recordings.seen_keys import _numbered
 from statelog.format import arrow_limits
-from statelog.spark.jvm.arrow_data import _filled
+from statelog.spark.jvm.frames import _filled
 from statelog.spark.rows.key_order import KeptRows
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.jobs.task_query import Counting, Query, changed, counting, numbers
 
-from statelog.spark.driver.progress import figures_of
+from statelog.spark.driver.batch_reports import figures_of
 from statelog.spark.worker import task
 from statelog.spark.worker.kept_states import KEPT_S, KeptStates
 

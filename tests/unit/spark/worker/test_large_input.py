@@ -39,7 +39,7 @@ from tests.support.jobs.task_query import (
 from statelog.errors import ProcessorError, StoreError
 from statelog.spark import StatefulProcessor
 from statelog.spark.driver.batch_frame import BatchFrameSpec, batch_task
-from statelog.spark.driver.progress import figures_of
+from statelog.spark.driver.batch_reports import figures_of
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.worker import task as task_module

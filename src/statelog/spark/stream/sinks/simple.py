@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from statelog.errors import UsageError
-from statelog.spark.jvm.arrow_data import frame_of_arrow
+from statelog.spark.jvm.frames import frame_of_arrow
 from statelog.spark.query.delivery import Sink
 from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.rows.types import arrow_schema

@@ -12,7 +12,7 @@ from statelog.metrics import Metrics
 from statelog.model import ChangelogStateHandle, FileStateHandle, KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
 from statelog.options import SnapshotPolicy
-from statelog.spark.driver.snapshot_planner import SnapshotPlanner
+from statelog.spark.driver.state_location import SnapshotPlanner
 from statelog.spark.worker.protocol import TaskAck, TaskChanges, TaskPlace
 
 GROUPS = 8

@@ -2,7 +2,7 @@
 
 from statelog.core.task_count import BatchCost
 from statelog.model import KeyGroupRange
-from statelog.spark.driver.progress import batch_cost
+from statelog.spark.driver.batch_reports import batch_cost
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
 
 

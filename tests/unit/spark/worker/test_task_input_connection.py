@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pytest
 
-from statelog.spark.worker import connection
-from statelog.spark.worker.connection import without_delay
+from statelog.spark.worker import task_input
+from statelog.spark.worker.task_input import without_delay
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only has TCP_QUICKACK")
 
@@ -94,7 +94,7 @@ def test_where_the_system_lacks_the_option_the_batches_are_unchanged(
     monkeypatch: pytest.MonkeyPatch, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, _ = pair
-    monkeypatch.setattr(connection, "_ACKNOWLEDGE", None)
+    monkeypatch.setattr(task_input, "_ACKNOWLEDGE", None)
     assert list(without_delay([batch(1)])) == [batch(1)]
     assert option(ours, socket.TCP_NODELAY) == 0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.support.locations.histories import History
 
 import statelog
-from statelog.notebook import facts_as_html
+from statelog.plain_text import facts_as_html
 from statelog.spark.query.progress import BatchProgress
 from statelog.store import open_store
 

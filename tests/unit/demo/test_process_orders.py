@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from statelog.demo.job import ORDER_LINES
-from statelog.demo.run import write_orders
+from statelog.demo.process import write_orders
 
 COLUMNS = [column.split()[0] for column in ORDER_LINES.split(", ")]
 

@@ -25,7 +25,7 @@ from statelog.errors import ProcessorError, StoreError, UploadFailedError
 from statelog.model import ByteStreamStateHandle, FileStateHandle
 from statelog.model.checkpoint import TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_options
-from statelog.spark.driver.progress import figures_of
+from statelog.spark.driver.batch_reports import figures_of
 from statelog.spark.rows.formats import SparkRowFormat
 from statelog.spark.worker import kept_states
 from statelog.spark.worker import task as task_module
