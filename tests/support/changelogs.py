@@ -1,7 +1,9 @@
 """Small things that most changelog tests need."""
 
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -96,6 +98,22 @@ class ScriptedStore:
             self.objects.pop(path, None)
 
 
+class GatedStore(ScriptedStore):
+    """The first puts wait until the gate opens; by default one of them."""
+
+    def __init__(self, waiting: float = 1) -> None:
+        super().__init__()
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self._waiting = waiting
+
+    def put(self, path: str, data: Buffers) -> None:
+        self._waiting -= 1
+        if self._waiting >= 0:
+            self.entered.set()
+            assert self.gate.wait(60)
+        super().put(path, data)
+
+
 class HeldScheduler:
     """Keeps every task until the test ends it."""
 
@@ -123,3 +141,10 @@ def changelog_file(seed: int, size: int = 500, compress: bool = False) -> bytes:
     batch = ChangeBatch(np.array([1], np.int32), pa.array([value], pa.binary()))
     segment.add([batch])
     return b"".join(bytes(piece) for piece in segment.finish())
+
+
+def wait_until(condition: Callable[[], object], what: str = "it did not happen") -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)

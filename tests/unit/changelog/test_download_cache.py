@@ -8,7 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore, changelog_file, handle_of, values_of
+from tests.support.changelogs import (
+    ALL,
+    ScriptedStore,
+    changelog_file,
+    handle_of,
+    values_of,
+    wait_until,
+)
 
 from statelog import changelog as cl
 from statelog.changelog.local_registry import write_file
@@ -32,13 +39,6 @@ def cache_of(store: ScriptedStore, folder: Path, **settings: object) -> cl.Downl
 
 def files_in(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 def test_a_file_is_downloaded_once(store: ScriptedStore, tmp_path: Path) -> None:

@@ -2,15 +2,14 @@
 
 import datetime as dt
 import os
-import time
 from pathlib import Path
 
-from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of, wait_until
 
 from statelog import changelog as cl
 
 
-def told(storage: cl.FsStateChangelogStorage, family: str) -> dict[str, object]:
+def nonzero(storage: cl.FsStateChangelogStorage, family: str) -> dict[str, object]:
     """Return the values of one family that are not zero, without the family's name and a "_"."""
     values = storage.metrics.snapshot().items()
     start = f"{family}_"
@@ -41,19 +40,23 @@ def test_hits_misses_evictions_and_faults_of_the_cache(tmp_path: Path) -> None:
         for _ in range(3):
             list(storage.read(first))
         assert {"hits": 2, "misses": 1} == {
-            key: value for key, value in told(storage, "download_cache").items() if key != "bytes"
+            key: value
+            for key, value in nonzero(storage, "download_cache").items()
+            if key != "bytes"
         }
-        assert 2000 < told(storage, "download_cache")["bytes"] < 3000
+        assert 2000 < nonzero(storage, "download_cache")["bytes"] < 3000
         list(storage.read(second))
-        assert 1 == told(storage, "download_cache")["evictions"]
+        assert 1 == nonzero(storage, "download_cache")["evictions"]
         for _ in range(2):
             list(storage.read(large))
-        assert 4 == told(storage, "download_cache")["misses"], "a large file passes through"
+        assert 4 == nonzero(storage, "download_cache")["misses"], "a large file passes through"
         (file,) = tmp_path.iterdir()
         file.write_bytes(b"damaged")
         assert [b"2" * 2000] == values_of(storage.read(second))
         assert {"errors": 1, "misses": 5, "evictions": 1, "hits": 2} == {
-            key: value for key, value in told(storage, "download_cache").items() if key != "bytes"
+            key: value
+            for key, value in nonzero(storage, "download_cache").items()
+            if key != "bytes"
         }
 
 
@@ -64,10 +67,7 @@ def test_unused_files_are_removed_and_counted(tmp_path: Path) -> None:
     ) as storage:
         (handle,) = filled(storage, b"1")
         list(storage.read(handle))
-        until_s = time.monotonic() + 60
-        while "idle_removals" not in told(storage, "download_cache"):
-            assert time.monotonic() < until_s
-            time.sleep(0.01)
+        wait_until(lambda: "idle_removals" in nonzero(storage, "download_cache"))
         assert 0 == storage.metrics.snapshot()["download_cache_bytes"]
 
 
@@ -85,13 +85,13 @@ def test_hits_and_misses_of_local_copies_are_counted(tmp_path: Path) -> None:
         assert 0 == storage.metrics.snapshot()["local_copy_errors"]
         list(storage.read(handle, local=local))
         size_bytes = local.handles_and_offsets[0].handle.size_bytes
-        assert {"hits": 1, "bytes": size_bytes} == told(storage, "local_recovery")
+        assert {"hits": 1, "bytes": size_bytes} == nonzero(storage, "local_recovery")
         list(storage.read(handle))
-        assert {"hits": 1, "bytes": size_bytes} == told(storage, "local_recovery")
+        assert {"hits": 1, "bytes": size_bytes} == nonzero(storage, "local_recovery")
         for file in Path(config.folder_of("job")).iterdir():
             os.truncate(file, 10)
         assert [b"value"] == values_of(storage.read(handle, local=local))
-        assert {"hits": 1, "bytes": size_bytes, "misses": 1} == told(storage, "local_recovery")
+        assert {"hits": 1, "bytes": size_bytes, "misses": 1} == nonzero(storage, "local_recovery")
         assert 1 == storage.metrics.snapshot()["local_copy_errors"]
 
 

@@ -8,7 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import (
+    ALL,
+    GatedStore,
+    ScriptedStore,
+    handle_of,
+    values_of,
+    wait_until,
+)
 
 import statelog as sl
 from statelog import changelog as cl
@@ -296,40 +303,18 @@ def test_h7_a_failed_upload_leaves_no_copy(
     store.put_errors = [OSError("broken off")]
     result = persisted(storage.create_writer("operator", ALL), b"one")
     path = path_of(local_of(result))
-    for _ in range(1000):
-        if [path.name] == os.listdir(path.parent):
-            break
-        threading.Event().wait(0.005)
-    assert [path.name] == os.listdir(path.parent)
-
-
-class HangingStore(ScriptedStore):
-    """The first put hangs until released."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.released = threading.Event()
-        self.first = True
-
-    def put(self, path: str, data: object) -> None:
-        if self.first:
-            self.first = False
-            self.released.wait(60)
-        super().put(path, data)  # type: ignore[arg-type]
+    wait_until(lambda: [path.name] == os.listdir(path.parent))
 
 
 def test_h6_a_late_loser_loses_its_copy_too(tmp_path: Path) -> None:
-    store, pool = HangingStore(), ThreadPool(2, "copies")
-    hedging = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.01, delay_after_failure_s=0)
+    store, pool = GatedStore(), ThreadPool(2, "copies")
+    hedging = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.1, delay_after_failure_s=0)
     with with_backup(store, tmp_path, pool, hedging, 1.0) as storage:
         result = persisted(storage.create_writer("operator", ALL), b"one")
         copies = storage.registry.copies
         assert copies is not None
-        store.released.set()
-        for _ in range(1000):
-            if store.requests["delete"] and len(list(tmp_path.iterdir())) == 1:
-                break
-            threading.Event().wait(0.005)
+        store.gate.set()
+        wait_until(lambda: store.requests["delete"] and len(list(tmp_path.iterdir())) == 1)
         assert [path_of(local_of(result)).name] == os.listdir(tmp_path)
         assert (1, 1) == (len(storage.registry), len(copies))
     pool.close(5)

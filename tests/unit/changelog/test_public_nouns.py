@@ -2,12 +2,11 @@
 
 import io
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of, wait_until
 
 import statelog as sl
 from statelog import changelog as cl
@@ -21,10 +20,7 @@ def threads() -> set[str]:
 
 
 def wait_for_no_new_threads(before: set[str]) -> None:
-    deadline = time.monotonic() + 60
-    while threads() - before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert set() == threads() - before
+    wait_until(lambda: not threads() - before, "threads stay")
 
 
 def a_set(sqn: int = 0) -> cl.StateChangeSet:

@@ -1,11 +1,17 @@
 """One test for each known fault of Flink's changelog that statelog repairs (H1 to H14)."""
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
-from tests.support.changelogs import ALL, HeldScheduler, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import (
+    ALL,
+    GatedStore,
+    HeldScheduler,
+    ScriptedStore,
+    handle_of,
+    values_of,
+    wait_until,
+)
 
 import statelog as sl
 from statelog import changelog as cl
@@ -40,13 +46,6 @@ def batching(
     return cl.FsStateChangelogStorage(
         store, job_id="job", scheduler=scheduler, registry=registry, runtime=runtime
     )
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.001)
 
 
 def test_h1_a_put_that_fails_at_its_end_is_a_failure() -> None:
@@ -169,23 +168,8 @@ def test_h5_any_kind_of_error_ends_the_upload(error: BaseException) -> None:
         assert [b"value"] == values_of(storage.read(again))
 
 
-class HangingStore(ScriptedStore):
-    """The first puts hang until released."""
-
-    def __init__(self, hanging: int) -> None:
-        super().__init__()
-        self.release = threading.Event()
-        self.hanging = hanging
-
-    def put(self, path: str, data: object) -> None:
-        self.hanging -= 1
-        if self.hanging >= 0:
-            self.release.wait(60)
-        super().put(path, data)  # type: ignore[arg-type]
-
-
 def test_h5_hung_threads_do_not_keep_a_rival_from_starting() -> None:
-    store = HangingStore(hanging=5)
+    store = GatedStore(5)
     hedging = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.02, delay_after_failure_s=0)
     with batching(store, hedging, batch_delay_s=0) as storage:
         futures = []
@@ -195,11 +179,11 @@ def test_h5_hung_threads_do_not_keep_a_rival_from_starting() -> None:
             futures.append(writer.persist(sqn(0)))
         for future in futures:
             assert [b"value"] == values_of(storage.read(handle_of(future.result(60))))
-        store.release.set()
+        store.gate.set()
 
 
 def test_h5_a_close_ends_what_hangs() -> None:
-    store = HangingStore(hanging=1)
+    store = GatedStore(1)
     storage = batching(store, cl.RetryPolicy.none())
     writer = storage.create_writer("operator", ALL)
     writer.append(1, b"value")
@@ -213,18 +197,18 @@ def test_h5_a_close_ends_what_hangs() -> None:
     assert [sl.ClosedError] == [type(error) for error in ended]
     with pytest.raises(sl.ClosedError):
         storage.scheduler.upload(cl.UploadTask([], lambda _: None, lambda *_: None))
-    store.release.set()
+    store.gate.set()
 
 
 def test_h6_a_late_loser_is_deleted_and_forgotten() -> None:
-    store = HangingStore(hanging=1)
-    hedging = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.01, delay_after_failure_s=0)
+    store = GatedStore(1)
+    hedging = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.1, delay_after_failure_s=0)
     with batching(store, hedging) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         handle = handle_of(writer.persist(sqn(0)).result(60))
         assert 1 == len(store.objects)
-        store.release.set()
+        store.gate.set()
         wait_until(lambda: store.requests["delete"] == 1)
         wait_until(lambda: len(store.objects) == 1)
         assert [b"value"] == values_of(storage.read(handle))

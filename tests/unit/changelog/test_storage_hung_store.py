@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of, wait_until
 
 from statelog import changelog as cl
 from statelog.runtime.pool import SPARE_THREADS
@@ -64,13 +63,6 @@ def in_flight(storage: cl.FsStateChangelogStorage) -> int:
     return scheduler.in_flight_bytes
 
 
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.002)
-
-
 def upload_threads() -> int:
     return sum(each.name.startswith("statelog-upload") for each in threading.enumerate())
 
@@ -112,10 +104,10 @@ def test_a_store_that_hangs_takes_a_bounded_number_of_threads_and_bytes() -> Non
         assert failed > 0
         assert len(store.given) <= 2 + SPARE_THREADS
         store.released.set()
-        eventually(lambda: in_flight(storage) == 0, "bytes stay in flight")
-        eventually(lambda: storage.registry._deleting == 0, "deletions run")
-        eventually(lambda: not store.objects, "late files stay")
-        eventually(lambda: upload_threads() - before <= 2, "spare threads stay")
+        wait_until(lambda: in_flight(storage) == 0, "bytes stay in flight")
+        wait_until(lambda: storage.registry._deleting == 0, "deletions run")
+        wait_until(lambda: not store.objects, "late files stay")
+        wait_until(lambda: upload_threads() - before <= 2, "spare threads stay")
         for writer in writers:
             handle = handle_of(writer.persist(START).result(20))
             assert [bytes(700)] * 3 == values_of(storage.read(handle))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import gc
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore, handle_of
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, wait_until
 
 from statelog import changelog as cl
 from statelog.changelog import reader
@@ -200,10 +199,8 @@ def test_a_late_upload_of_several_files_is_discarded_whole(small_trailers: None)
         values = append_sets(writer, 1500)
         handle = handle_of(writer.persist(START).result(20))
         released.set()
-        until = time.monotonic() + 60
-        while len(store.objects) + len(storage.registry) > 6 or len(calls) < 6:
-            assert time.monotonic() < until, "late files stay"
-            time.sleep(0.005)
+        wait_until(lambda: len(calls) >= 6, "no late file came")
+        wait_until(lambda: len(store.objects) + len(storage.registry) <= 6, "late files stay")
         storage.registry.close(20)
         assert values == singly(storage, handle)
     assert {file.path for file in files_of(handle)} == set(store.objects)

@@ -2,9 +2,8 @@
 
 import datetime as dt
 import threading
-import time
 
-from tests.support.changelogs import ALL, ScriptedStore
+from tests.support.changelogs import ALL, GatedStore, ScriptedStore, wait_until
 
 from statelog import changelog as cl
 from statelog.errors import StoreError
@@ -69,26 +68,8 @@ def test_a_persist_with_one_error_is_seen_in_every_phase() -> None:
         )
 
 
-class GatedStore(ScriptedStore):
-    """The first put waits at a gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.entered = threading.Event()
-
-    def put(self, path: str, data: object) -> None:
-        if not self.entered.is_set():
-            self.entered.set()
-            assert self.gate.wait(20)
-        super().put(path, data)
-
-
 def eventually(storage: cl.FsStateChangelogStorage, name: str, expected: float) -> None:
-    until = time.monotonic() + 60
-    while storage.metrics.snapshot()[name] != expected:
-        assert time.monotonic() < until, f"{name} is {storage.metrics.snapshot()[name]}"
-        time.sleep(0.005)
+    wait_until(lambda: storage.metrics.snapshot()[name] == expected, f"{name} is not {expected}")
 
 
 def test_a_late_file_after_a_time_out_is_discarded() -> None:

@@ -1,12 +1,19 @@
 """Schedulers and uploaders, beyond what the hazards ask."""
 
+import math
 import threading
-import time
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import (
+    ALL,
+    GatedStore,
+    ScriptedStore,
+    handle_of,
+    values_of,
+    wait_until,
+)
 
 import statelog as sl
 from statelog import changelog as cl
@@ -25,22 +32,10 @@ def task(size: int, log_id: int = 0, sqn: int = 0) -> tuple[cl.UploadTask, list[
     return cl.UploadTask([change_set], ended.append, lambda _, error: ended.append(error)), ended
 
 
-class GatedStore(ScriptedStore):
-    """Puts wait until the gate opens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-
-    def put(self, path: str, data: object) -> None:
-        self.gate.wait(60)
-        super().put(path, data)  # type: ignore[arg-type]
-
-
 def gated(
     limit: int, timeout_s: float = 10
 ) -> tuple[GatedStore, cl.BatchingStateChangeUploadScheduler]:
-    store, runtime = GatedStore(), system_runtime()
+    store, runtime = GatedStore(math.inf), system_runtime()
     return store, cl.BatchingStateChangeUploadScheduler(
         cl.StateChangeFsUploader(store, paths=PATHS, ids=runtime.ids),
         runtime=runtime,
@@ -76,9 +71,7 @@ def test_a_callback_of_the_availability_may_upload_a_task_of_any_size() -> None:
     late, ended = task(5000, sqn=1)
     scheduler.availability.future.add_done_callback(lambda _: scheduler.upload(late))
     store.gate.set()
-    deadline = time.monotonic() + 30
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: ended)
     assert not isinstance(ended[0], BaseException)
     scheduler.close()
 
@@ -140,9 +133,7 @@ def test_many_threads_exceed_the_limit_by_less_than_a_task() -> None:
     for thread in threads:
         thread.join(30)
     # Callbacks run on threads of their own, so the last of them may end after the bytes are free.
-    deadline = time.monotonic() + 30
-    while not all(ends) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: all(ends))
     assert max(peaks) < 1000 + 300
     assert 0 == scheduler.in_flight_bytes
     assert {1} == {len(ended) for ended in ends}

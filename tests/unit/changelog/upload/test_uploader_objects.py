@@ -2,11 +2,10 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
-from tests.support.changelogs import ScriptedStore
+from tests.support.changelogs import GatedStore, ScriptedStore, wait_until
 
 from statelog import changelog as cl
 from statelog.errors import ClosedError, StoreError, UploadFailedError
@@ -54,36 +53,20 @@ def test_a_put_that_always_fails_names_object_and_attempts(name: object) -> None
     assert store.requests["put"] == 4
 
 
-class HangingStore(ScriptedStore):
-    """The first put waits for the gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.first = threading.Event(), True
-
-    def put(self, path: str, data: object) -> None:
-        if self.first:
-            self.first = False
-            self.gate.wait(60)
-        super().put(path, data)  # type: ignore[arg-type]
-
-
 def test_a_put_that_hangs_is_overtaken_and_its_late_object_deleted(name: object) -> None:
-    store = HangingStore()
+    store = GatedStore()
     with opened(store, **{"changelog.upload.timeout": "20 ms"}) as storage:
         path = storage.objects.put(name, b"abc")  # type: ignore[arg-type]
         assert set(store.objects) == {path}
         store.gate.set()
-        deadline = time.monotonic() + 20
-        while store.requests["delete"] == 0 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(lambda: store.requests["delete"])
         assert set(store.objects) == {path}
         assert storage.metrics.value("number_of_upload_timeouts") == 1
         assert storage.metrics.value("number_of_discarded_uploads") == 1
 
 
 def test_a_close_ends_a_put_that_runs(name: object) -> None:
-    store = HangingStore()
+    store = GatedStore()
     storage = opened(store)
     errors: list[BaseException] = []
 
@@ -95,8 +78,7 @@ def test_a_close_ends_a_put_that_runs(name: object) -> None:
 
     thread = threading.Thread(target=put)
     thread.start()
-    while store.first:
-        time.sleep(0.001)
+    assert store.entered.wait(20)
     storage.close()
     store.gate.set()
     thread.join(20)
