@@ -160,6 +160,12 @@ BENCHMARKS = {
         "bench/visible.py", 25, "from an event to its result in the sink, 1,000 events a second"
     ),
     "verify": Benchmark("bench/verify.py", 10, "a check of a whole location"),
+    "elsewhere": Benchmark(
+        "bench.elsewhere.run",
+        60,
+        "PyFlink, Quix, Pathway, Bytewax, Spark and statelog; first: bench.elsewhere.run --setup",
+        resumes=True,
+    ),
 }
 
 
