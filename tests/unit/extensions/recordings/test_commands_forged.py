@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,14 @@ def trap(folder: Path, name: str = "trap.py") -> Path:
 
 
 @pytest.fixture
-def imports(monkeypatch: pytest.MonkeyPatch) -> None:
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo what an import leaves behind."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("trap", "replayed_trap"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+    yield
+    for name in ("trap", "replayed_trap"):
+        sys.modules.pop(name, None)
 
 
 def test_the_file_that_a_recording_names_is_not_run(tmp_path: Path, imports: None, call) -> None:
