@@ -107,12 +107,12 @@ def test_one_key_is_read(call, stored):
 
 def test_all_variables_of_a_key_are_read(call, stored):
     key, model = key_texts(stored.number), stored.history.model
-    variables = call.lines("get", stored.location, *key)
+    printed = call.lines("get", stored.location, *key)
     variables = [variable.name for variable in model.schema.states if not variable.dropped]
     rows = {name: model.rows(name, stored.history.last_ms) for name in variables}
     counts = {name: len(rows[name].get(stored.number, ())) for name in variables}
     assert {name: count for name, count in counts.items() if count} == Counter(
-        row["variable"] for row in variables
+        row["variable"] for row in printed
     )
     with sl.open(stored.location) as state:
         values = state.get(key=key_of(stored.number))
