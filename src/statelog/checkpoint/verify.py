@@ -62,8 +62,8 @@ class VerifiedObject:
 
     Args:
         path: Its name.
-        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), the kind of another
-            attachment, or "other" (another object that the engine needs).
+        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), the kind
+            of another attachment, or "other" (another object that the engine needs).
         size_bytes: Bytes read; 0 if it could not be read.
         change_sets: Change sets verified in it, of those that checkpoints refer to.
         problem: What is wrong with it, or "".

@@ -1,9 +1,9 @@
 """
 The marks of frozen keys.
 
-Where `onError` is "freeze", a key that failed has a mark from the checkpoint of its failure on.  The
-processor is not called for a key with a mark: its rows and timers become dead letters, and its state stays
-as it was.  `statelog.unfreeze` removes marks.
+Where `onError` is "freeze", a key that failed has a mark from the checkpoint of its failure on.
+The processor is not called for a key with a mark: its rows and timers become dead letters, and its
+state stays as it was.  `statelog.unfreeze` removes marks.
 """
 
 from __future__ import annotations
