@@ -120,7 +120,7 @@ _NO_CHECKPOINT: Final = 0
 
 @dataclass(slots=True)
 class _Copy:
-    """Whether the log has sets of the file, and which checkpoints use the copy."""
+    """Whether the log holds change sets of the file, and which checkpoints use the copy."""
 
     in_log: bool = False
     uses: set[int] = field(default_factory=set)

@@ -92,7 +92,7 @@ def read_stream(
 
 
 def check_stream(handle: FileStateHandle, data: Buffer, name: str) -> None:
-    """Verify bytes by the size and the checksum of their handle."""
+    """Verify bytes against the size and the checksum in their handle."""
     if handle.size_bytes >= 0 and len(data) != handle.size_bytes:
         raise CorruptionError(
             f"damaged {name}: {len(data)} bytes instead of {handle.size_bytes}",

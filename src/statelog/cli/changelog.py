@@ -157,7 +157,7 @@ def _text(value: bytes) -> str:
 
 
 def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
-    """Return the offsets if a change set begins at each; raises `UsageError` otherwise."""
+    """Return the offsets if a change set begins at each of them; raise `UsageError` otherwise."""
     set_offsets = segment.set_offsets()
     for offset in offsets:
         if offset not in set_offsets:

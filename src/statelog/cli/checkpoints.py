@@ -163,7 +163,7 @@ def gc(
     """
     Delete the objects that no retained checkpoint needs.
 
-    A query may run meanwhile if --min-age exceeds the time from the upload of a change set to the
+    A query can keep running if --min-age exceeds the time from the upload of a change set to the
     commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.  In a fork
     that no longer needs its parent, the command deletes the tag that retains a checkpoint of the
     parent.  Exit status 1 if a retained checkpoint is damaged or an object could not be deleted.
@@ -236,8 +236,8 @@ def audit(
     edit, forget and others. Micro-batches, dry runs and calls without an effect do not. An
     operation is "unfinished" if it is running or was interrupted; repeat an interrupted operation.
 
-    Each process describes itself, so the lines prove nothing against a person who can write to the
-    location.  Exit status 1 if a line is damaged.
+    Each process describes itself, so anyone who can write to the location can falsify lines.  Exit
+    status 1 if a line is damaged.
 
     Examples:
         statelog audit s3://bucket/jobs/totals

@@ -54,7 +54,7 @@ class DeliveredBatch:
     @property
     def recorded(self) -> DeliveredBatch:
         """
-        This micro-batch as a target records it: in the timeline of the driver that delivers it.
+        This micro-batch as recorded in a target, under the timeline of the driver that delivers it.
 
         So the record fences drivers of earlier timelines, also after a micro-batch from before the
         rewind.

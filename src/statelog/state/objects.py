@@ -222,7 +222,7 @@ class ListState(BoundState):
 
 
 class ExpiringListState(ListState):
-    """A `ListState` whose elements have a time to live each."""
+    """A `ListState` whose elements each have their own time to live."""
 
     def _element(self, value: Values) -> Entry:
         return self._expires(), self._normalize(value)
@@ -340,7 +340,7 @@ class MapState(BoundState):
 
 
 class ExpiringMapState(MapState):
-    """A `MapState` whose entries have a time to live each."""
+    """A `MapState` whose entries each have their own time to live."""
 
     def _entry(self, value: Values) -> Entry:
         return self._expires(), self._normalize(value)

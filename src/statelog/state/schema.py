@@ -377,7 +377,7 @@ def evolve(
     drop: Collection[str] = (),
 ) -> OperatorStateSchema:
     """
-    Return the schema of a job with schema *declared* that restarts on *stored*.
+    Return the schema of a job that declares *declared* and restarts from *stored*.
 
     Variables keep their ids, and new ones get the next ids.  Variables that the job no longer asks
     for are kept, unless it deletes them or *drop* names them.

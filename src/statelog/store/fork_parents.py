@@ -108,7 +108,7 @@ def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:
 
 
 def is_named(parent: str, named: Sequence[str]) -> bool:
-    """Return whether the caller named the place of a parent."""
+    """Return whether the caller specified the location of a parent."""
     return any(is_same_location(parent, url) for url in named)
 
 

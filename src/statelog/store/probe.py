@@ -156,7 +156,7 @@ class _Probe:
         return None
 
     def _read_back(self, name: str, winner: bytes | None) -> None:
-        """Check that the object of a race is the winner's; one bad read is no verdict."""
+        """Check that the object left by a race is the winner's; one bad read is not conclusive."""
 
         def check(data: memoryview) -> None:
             if winner is not None and bytes(data) != winner:

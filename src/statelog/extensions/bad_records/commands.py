@@ -32,9 +32,9 @@ def dead_letters(
     """
     List the dead letters of a query: keys whose processing failed, their rows and errors.
 
-    A query stores dead letters with the setting `onError="dead-letter"` or `"freeze"`.  `statelog
-    replay LOCATION KEY` runs the processor on a dead letter again.  --to writes the input rows,
-    which you can send to the source again.  Exit status 1 if a recording is damaged; the command
+    A query stores dead letters when `onError` is set to `"dead-letter"` or `"freeze"`.  `statelog
+    replay LOCATION KEY` runs the processor on a dead letter again.  --to exports the input rows, so
+    that you can resend them to the source.  Exit status 1 if a recording is damaged; the command
     skips it.
 
     Examples:

@@ -35,7 +35,7 @@ def broadcasts(
     """
     List the version of each broadcast table that micro-batches saw, or print the rows of one.
 
-    Without a name, the command lists all retained checkpoints, or that of --checkpoint.  The
+    Without a name, the command lists all retained checkpoints, or only that of --checkpoint.  The
     setting `broadcast` of a query names its broadcast tables.
 
     Examples:

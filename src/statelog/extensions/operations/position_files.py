@@ -221,7 +221,7 @@ def missing_files(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def refuse(what: str, reason: str) -> NoReturn:
-    """Raise the error of a rewind that is not possible."""
+    """Raise the error for a rewind that is not possible."""
     advice = ""
     if reason == "active":
         advice = ". Stop it, wait until it has ended, and repeat the rewind"

@@ -84,7 +84,7 @@ def tag(
         checkpoint: Its id, "latest", "earliest", another tag, or a time of ISO 8601; None for the
             newest one.
         checkpoint_location: The query's checkpointLocation; None for what the checkpoint records.
-        comment: A comment for people, stored with the tag.
+        comment: A human-readable comment, stored with the tag.
         storage_options: Options of the store's client, as for `open_store`.
 
     Raises:

@@ -60,7 +60,7 @@ def read(
 
     The command omits state that had expired when the checkpoint's micro-batch ran. --to writes the
     same columns to Parquet files, for any engine or for `statelog edit`. A file appears under its
-    name when it is complete. An existing file is replaced only with --overwrite, or if an
+    name only when it is complete. An existing file is replaced only with --overwrite, or if an
     interrupted call wrote it from the same checkpoint.
 
     Examples:
@@ -124,7 +124,7 @@ def get(
         list[str],
         typer.Argument(
             metavar="[VARIABLE] KEY",
-            help=f"State variable, $timers for timers. Without it: all variables. {options.KEY_FORMS}",
+            help=f"State variable, $timers for timers. Default: all variables. {options.KEY_FORMS}",
         ),
     ],
     *,
@@ -313,7 +313,7 @@ def sql(
     Each state variable is a table of the same name; the timers are the table timers.  A name that
     contains a dot needs quotes: select "key.customer", "value.total" from total.  The variables
     that the statement names are read into memory.  Without --allow-files the statement cannot read
-    or write anything else.  The command needs the extra sql.
+    or write anything else.  The command requires the extra sql.
 
     Examples:
         statelog sql s3://bucket/jobs/totals 'from total limit 5'

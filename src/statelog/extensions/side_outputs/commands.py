@@ -35,7 +35,7 @@ def side_outputs(
     List the side outputs of a query, or print the rows of one.
 
     A processor declares a side output with `handle.sideOutput(name, schema)` and emits rows to it.
-    The setting `retention` of the query says how long they are stored.
+    The query's setting `retention` sets how long the rows are stored.
 
     Examples:
         statelog side-outputs s3://bucket/jobs/totals

@@ -81,7 +81,7 @@ class RecordedPlan:
         return not any(step.method in _MAY_MAKE_ROWS for step in self.steps)
 
     def then(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Self:
-        """Return the plan with a call of *method* as its last step, if Spark and we can run it."""
+        """Return the plan with a call to *method* appended, if Spark and statelog can run it."""
         _refuse_streams(method, (*args, *kwargs.values()))
         shape = getattr(self.shape, method)(*args, **kwargs)
         self._check(method, shape)

@@ -319,7 +319,7 @@ class RunSet:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """Name the files of key groups that went ahead, at the end; delete them after a failure."""
+        """At the end, name the files of key groups that ran ahead; after a failure, delete them."""
         try:
             yield
             for pending, run in self._end_replay():

@@ -204,7 +204,7 @@ class WrittenStateCodec(StateCodec):
         return self._present._user_keys(columns)
 
     def decode_cells(self, column: pa.Array) -> Iterable[object]:
-        """Return the cells of the earlier schema as they are now."""
+        """Return the earlier schema's cells, converted to the current schema."""
         cells = super().decode_cells(column)
         if not self._ttl.changes:
             return cells
@@ -213,7 +213,7 @@ class WrittenStateCodec(StateCodec):
         return [None if cell is None else migrate(cell, entry) for cell in cells]
 
     def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
-        """Return the deltas of the earlier schema as they are now."""
+        """Return the earlier schema's deltas, converted to the current schema."""
         groups = super().deltas(batch, counts)
         if not self._ttl.changes:
             return groups

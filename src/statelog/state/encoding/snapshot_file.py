@@ -307,7 +307,7 @@ def tables_in_schema(
     key_group_range: KeyGroupRange,
     schema: pa.Schema,
 ) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
-    """Yield a snapshot of any schema in columns of the present one, a few key groups at a time."""
+    """Yield a snapshot of any schema in the columns of the current one, a few key groups at a time."""
     if is_of_schema(codec, data):
         yield from snapshot_tables(data, key_group_range, schema, BLOCK)
         return

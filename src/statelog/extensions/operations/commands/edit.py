@@ -145,7 +145,7 @@ def unfreeze(
     A query with the setting `onError="freeze"` freezes a key whose processing fails: later rows of
     the key become dead letters too.  `statelog read LOCATION '$frozen'` lists the keys.  Stop the
     query first.  A running query is fenced; its next start continues.  Before you unfreeze keys,
-    write their rows with `statelog dead-letters --to` to send them to the source again.
+    export their rows with `statelog dead-letters --to` so that you can resend them to the source.
 
     Examples:
         statelog unfreeze s3://bucket/jobs/totals
@@ -178,7 +178,7 @@ def forget(
     now: Annotated[
         bool,
         typer.Option(
-            "--now", help="Delete all bytes of the key now, and give up older checkpoints."
+            "--now", help="Delete all bytes of the key now, and discard older checkpoints."
         ),
     ] = False,
     apply: options.Apply = False,
@@ -189,7 +189,7 @@ def forget(
 
     --apply deletes the key in a new checkpoint.  Its bytes are deleted with the snapshots and
     checkpoints that the command lists.  With --now as well, the command rewrites the affected key
-    groups without the key, gives up older checkpoints, and deletes their objects.  Stop the query
+    groups without the key, discards older checkpoints, and deletes their objects.  Stop the query
     first.  A running query is fenced; its next start continues.  The command does not change the
     parents of a fork; it prints the command to run for each parent that contains the key.
 

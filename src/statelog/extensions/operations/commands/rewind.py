@@ -44,7 +44,7 @@ def rewind(
     min_idle: Annotated[
         str,
         typer.Option(
-            help="Reject --apply if Spark planned a micro-batch more recently: 90s, 30m, 1h, 7d."
+            help="Reject --apply if Spark planned a micro-batch within this time: 90s, 30m, 1h, 7d."
         ),
     ] = "1m",
     apply: options.Apply = False,

@@ -42,7 +42,9 @@ def tag(
     *,
     checkpoint: options.Checkpoint = None,
     checkpoint_location: options.Query = None,
-    comment: Annotated[str, typer.Option(help="A comment for people, stored with the tag.")] = "",
+    comment: Annotated[
+        str, typer.Option(help="A human-readable comment, stored with the tag.")
+    ] = "",
     remove: Annotated[
         bool,
         typer.Option(
@@ -59,14 +61,14 @@ def tag(
     Retain a checkpoint under a name, with the position of its sources; list or remove tags.
 
     The checkpoint can be read and restored until you remove the tag, whatever the query retains.
-    `statelog fork --checkpoint NAME` continues from it.  The query may run meanwhile: the command
-    waits up to 10 s until the sink has taken the rows of the micro-batch.  Repeat an interrupted
+    `statelog fork --checkpoint NAME` continues from it.  The query can keep running; the command
+    waits up to 10 s until the sink has received the rows of the micro-batch.  Repeat an interrupted
     call with the same arguments.  Exit status 1 if the checkpoint is no longer retained, or if the
     sink takes longer.
 
     --remove --apply removes a tag, and the next clean-up deletes what only the tag retained.  With
-    --kind fork it releases a fork, which can no longer be read if it still needs objects of
-    LOCATION.
+    --kind fork, it releases a fork; a fork that still needs objects in LOCATION can then no longer
+    be read.
 
     Examples:
         statelog tag s3://bucket/jobs/totals
@@ -185,8 +187,8 @@ def fork(
 
     Without --copy, state is not copied: the new location refers to objects of LOCATION, and a tag
     retains them there until the fork no longer needs them (`statelog gc --apply NEW_LOCATION` then
-    removes the tag).  Repeat an interrupted fork with the same command.  The query may run
-    meanwhile, as for `tag`.  Exit status 1 if the checkpoint is not retained, or if the sink of its
+    removes the tag).  Repeat an interrupted fork with the same command.  The query can keep
+    running, as for `tag`.  Exit status 1 if the checkpoint is not retained, or if the sink of its
     micro-batch takes longer than 10 s.
 
     Examples:
@@ -243,7 +245,7 @@ def copy(
     new_encryption: Annotated[
         str | None,
         typer.Option(
-            help="Where the keys of the copy are: env:NAME, file:PATH, or none for no encryption. "
+            help="Where to find the keys of the copy: env:NAME, file:PATH, or none for no encryption. "
             "Default: the keys of LOCATION."
         ),
     ] = None,
@@ -256,9 +258,9 @@ def copy(
     Copy the retained checkpoints of a location, up to --checkpoint, to another folder or store.
 
     Every object is verified before and after it is put.  Repeat an interrupted call: objects that
-    the copy contains are verified and not put again.  The query may run in LOCATION meanwhile.  To
-    move a query, stop it before the last call, and start it with NEW_LOCATION as stateLocation and
-    the same checkpointLocation.
+    the copy contains are verified and not put again.  The query can keep running in LOCATION in the
+    meantime.  To move a query, stop it before the last call, and start it with NEW_LOCATION as
+    stateLocation and the same checkpointLocation.
 
     To encrypt a location, or to change its key, copy it with --new-encryption. The environment
     variable STATELOG_ENCRYPTION names the keys of LOCATION.

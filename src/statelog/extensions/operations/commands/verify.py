@@ -52,14 +52,14 @@ def verify(
         ),
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Delete left-over objects instead; needs --apply.")
+        bool, typer.Option("--repair", help="Delete left-over objects instead; requires --apply.")
     ] = False,
     give_up: Annotated[
         int | None,
         typer.Option(
             "--give-up-after",
             metavar="CHECKPOINT",
-            help="Make this older checkpoint the newest again, and give up all later ones; needs "
+            help="Make this older checkpoint the newest again, discarding all later ones; requires "
             "--apply.",
             min=0,
         ),
@@ -73,8 +73,8 @@ def verify(
 
     The command reads every object once, verifies every checksum, and compares the log of each
     checkpoint with the log of the previous one.  After a finding, the command prints the newest
-    sound checkpoint.  Checksums and encryption cannot reveal that the newest checkpoints were
-    deleted: pass the newest one that you know to --at-least.
+    undamaged checkpoint.  Checksums and encryption cannot reveal that the newest checkpoints were
+    deleted: pass the newest one you know of to --at-least.
 
     --repair deletes what is provably unnecessary: temporary objects and files of killed writes,
     metadata of checkpoints that an interrupted clean-up left, and objects of unfinished
