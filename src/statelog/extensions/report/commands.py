@@ -120,7 +120,7 @@ def report(
     prices: Annotated[
         str | None,
         typer.Option(
-            help=f"Price list: {', '.join(PRICES)}. Default: matches the location's store."
+            help=f"Price list: {', '.join(PRICES)}. Default: the list for the location's store."
         ),
     ] = None,
     put_price: Annotated[
