@@ -102,7 +102,7 @@ def test_the_others_are_replayed_and_the_gap_is_reported(
         assert left_out in call("replay", job.location, *words, status=1)
     with caplog.at_level(logging.WARNING, "statelog.spark"):
         assert 2 == len(replay(job.location, "k1", processor=Steps()))
-    assert 1 == caplog.text.count(f"recordings/{file.name}")
+    assert 1 == caplog.text.count(f"recordings/{file.name} is left out")
 
 
 def test_a_recording_that_a_query_deletes_is_not_a_gap(
