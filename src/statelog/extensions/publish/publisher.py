@@ -350,7 +350,7 @@ class TablePublisher:
         return CheckpointError(
             f"the table {self._table.name} contains checkpoint {published.newest} of another history "
             f"({published.facts[POSITION]}) than {self._store.url}: the location was restored from a "
-            "backup. Its checkpoints cannot follow the checkpoints of the table; publish to another table",
+            "backup. Its checkpoints cannot follow the checkpoints of the table; publish to a different table",
             reason="not_newer",
             checkpoint_id=published.newest,
         )

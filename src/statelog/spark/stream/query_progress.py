@@ -164,11 +164,11 @@ class ProgressFigures:
     """
 
     def __init__(
-        self, operators: Sequence[OperatorDefinition], observations: Observations, most: int
+        self, operators: Sequence[OperatorDefinition], observations: Observations, retained: int
     ) -> None:
         self._operators = tuple(operators)
         self._observations = observations
-        self._most = most
+        self._retained = retained
         self._batches: dict[int, tuple[BatchProgress, ObservedBatch]] = {}
 
     def noting(
@@ -178,7 +178,7 @@ class ProgressFigures:
 
         def note(progress: BatchProgress) -> None:
             self._batches[progress.batch_id] = progress, self._observations.take()
-            if len(self._batches) > self._most:
+            if len(self._batches) > self._retained:
                 self._batches.pop(next(iter(self._batches)))
             if report is not None:
                 report(progress)

@@ -154,7 +154,7 @@ def test_a_table_has_one_location(make: Make, tmp_path: Path) -> None:
     other = make("second", tmp_path / "b")
     other.history.run(2)
     other.target = published.target
-    with pytest.raises(UsageError, match="publish to another table"):
+    with pytest.raises(UsageError, match="publish to a different table"):
         other.publish()
 
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_of_another_history_does_not_follow_one_of_its_number(
     if not lives_on:
         publisher = published.publisher()
     for call in (publisher.publish, publisher.refresh):
-        with pytest.raises(CheckpointError, match="publish to another table") as refused:
+        with pytest.raises(CheckpointError, match="publish to a different table") as refused:
             call()
         assert "not_newer" == refused.value.reason
 

@@ -53,7 +53,7 @@ def batch(batch_id: int) -> BatchProgress:
 
 def test_a_batch_has_one_entry_for_all_operators_and_its_observed_metrics() -> None:
     observations = Observations()
-    figures = ProgressFigures([operator("first"), operator("second")], observations, kept=10)
+    figures = ProgressFigures([operator("first"), operator("second")], observations, retained=10)
     reported: list[BatchProgress] = []
     note = figures.noting(reported.append)
     observations.add("seen", {"n": 4})
@@ -81,7 +81,7 @@ def test_a_batch_has_one_entry_for_all_operators_and_its_observed_metrics() -> N
 
 
 def test_a_trigger_without_effect_has_the_size_of_the_state_only() -> None:
-    figures = ProgressFigures([operator("only")], Observations(), kept=10)
+    figures = ProgressFigures([operator("only")], Observations(), retained=10)
     assert [] == figures.added_to(of_spark(0)).stateOperators
     figures.noting(None)(batch(3))
     (entry,) = figures.added_to(of_spark(4)).stateOperators
@@ -96,7 +96,7 @@ def test_a_trigger_without_effect_has_the_size_of_the_state_only() -> None:
 
 
 def test_the_newest_batches_are_retained() -> None:
-    figures = ProgressFigures([operator("only")], Observations(), kept=2)
+    figures = ProgressFigures([operator("only")], Observations(), retained=2)
     note = figures.noting(None)
     for batch_id in range(4):
         note(batch(batch_id))
