@@ -40,7 +40,7 @@ T = TypeVar("T")
 _decoder: Final = msgspec.json.Decoder(JsonObject)
 
 SCHEMA_VERSION: Final = 2
-"""Version 1 knew neither generations nor dropped variables; it is read as generation 0."""
+"""The version of the JSON form; other versions are rejected."""
 
 
 class Aggregation(enum.Enum):
@@ -136,7 +136,7 @@ class StateDescriptor:
     def from_json(cls, value: JsonObject) -> StateDescriptor:
         """Build a descriptor from its JSON form."""
         user_key = value["user_key"]
-        aggregation = value.get("aggregation")
+        aggregation = value["aggregation"]
         ttl_ms = value["ttl_ms"]
         return cls(
             name=_of_type(value["name"], str),
@@ -145,15 +145,15 @@ class StateDescriptor:
             user_key_schema=None if user_key is None else _schema_from_json(user_key),
             ttl_ms=None if ttl_ms is None else _of_type(ttl_ms, int),
             aggregation=None if aggregation is None else Aggregation(aggregation),
-            since=_of_type(value.get("since", 0), int),
-            dropped=_of_type(value.get("dropped", False), bool),
+            since=_of_type(value["since"], int),
+            dropped=_of_type(value["dropped"], bool),
             ttl_changes=tuple(
                 TtlChange(
                     _of_type(change["generation"], int),
                     _of_type(change["added"], bool),
                     _of_type(change["at_ms"], int),
                 )
-                for change in value.get("ttl_changes", ())
+                for change in value["ttl_changes"]
             ),
         )
 
@@ -200,10 +200,10 @@ class OperatorStateSchema:
     def from_json(cls, value: JsonObject) -> OperatorStateSchema:
         """Build a schema from its JSON form."""
         try:
-            if value["version"] > SCHEMA_VERSION:
+            if value["version"] != SCHEMA_VERSION:
                 raise IncompatibleFormatError(
-                    f"state schema has version {value['version']}, this statelog reads up to "
-                    f"{SCHEMA_VERSION}; upgrade statelog"
+                    f"state schema has version {value['version']}; this statelog reads version "
+                    f"{SCHEMA_VERSION}. Nothing is damaged: use the statelog that wrote it"
                 )
             states = tuple(StateDescriptor.from_json(state) for state in value["states"])
             _check_unique(states)
@@ -211,7 +211,7 @@ class OperatorStateSchema:
                 operator_id=_of_type(value["operator_id"], str),
                 key_schema=_schema_from_json(value["key"]),
                 states=states,
-                generation=_of_type(value.get("generation", 0), int),
+                generation=_of_type(value["generation"], int),
             )
         except (
             KeyError,

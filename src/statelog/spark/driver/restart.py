@@ -185,8 +185,7 @@ def is_committed(
     Return whether the run begins with the micro-batch that *base* committed.
 
     Micro-batches without input may be missing between *base* and the first one, because a batch
-    without effect is not committed.  A position that a checkpoint of an older version lacks is not
-    compared.
+    without effect is not committed.  A position that is unknown is not compared.
     """
     if record.query_id != first.query_id:  # adopted
         return False

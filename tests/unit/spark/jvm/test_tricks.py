@@ -15,7 +15,9 @@ from statelog.spark.query.resolve import resolve_settings
 def test_a_switch_of_the_session_is_checked() -> None:
     assert is_switch("spark.statelog.jvm.oneShuffle", "false")
     assert not is_switch("spark.statelog.memoryBudget", "1")
-    with pytest.raises(InvalidOptionsError, match=r"twoShuffles.*the switches are pythonJobs, ownWorkers"):
+    with pytest.raises(
+        InvalidOptionsError, match=r"twoShuffles.*the switches are pythonJobs, ownWorkers"
+    ):
         is_switch("spark.statelog.jvm.twoShuffles", "false")
     with pytest.raises(InvalidOptionsError, match=r"jvm\.oneShuffle"):
         is_switch("spark.statelog.jvm.oneShuffle", "perhaps")
