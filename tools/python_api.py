@@ -5,8 +5,10 @@ Render the public Python API as Markdown, from signatures and docstrings.
 anyway, and what a caller sees at run time is what the page shows.
 """
 
+import ast
 import enum
 import inspect
+import itertools
 import re
 import sys
 import typing
@@ -68,7 +70,22 @@ def entry(name: str, value: object, level: int) -> str:
     if inspect.isroutine(value):
         return head + code(signature(name, value)) + docstring(value)
     shown = annotation_text(ADDRESS.sub("", repr(value)))
-    return head + code(f"{name} = {shown}" if len(shown) < WIDTH else name)
+    text = escaped(constant_text(name))
+    return head + code(f"{name} = {shown}" if len(shown) < WIDTH else name) + text
+
+
+def constant_text(name: str) -> str:
+    """Return the text that follows the definition of a constant in the sources, or ""."""
+    for module in [value for key, value in sorted(sys.modules.items()) if "statelog" in key]:
+        if name not in getattr(module, "__annotations__", {}) and name not in vars(module):
+            continue
+        body = ast.parse(inspect.getsource(module)).body
+        for definition, after in itertools.pairwise(body):
+            targets = getattr(definition, "targets", [getattr(definition, "target", None)])
+            if [name] == [getattr(target, "id", None) for target in targets]:
+                text = getattr(getattr(after, "value", None), "value", "")
+                return f"{text}\n\n" if isinstance(text, str) and text else ""
+    return ""
 
 
 def _class_parts(name: str, cls: type, level: int) -> Iterator[str]:
