@@ -63,7 +63,7 @@ from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import FromPython, Key, Values
 from statelog.state.objects import BoundState, Cursor, Timers
 from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor
-from statelog.store import PATHS, ObjectStore, open_store
+from statelog.store import PATHS, ObjectStore, open_location
 from statelog.store.client import forget_memory_store
 
 
@@ -209,7 +209,7 @@ class MemoryJob:
         time_mode: str,
         extensions: type[TaskExtensions] = PlainExtensions,
     ) -> None:
-        self.store: ObjectStore = open_store(f"memory:///{RandomIds().new_id()}")
+        self.store: ObjectStore = open_location(f"memory:///{RandomIds().new_id()}")
         weakref.finalize(self, forget_memory_store, self.store.url)
         self._coordinator = CheckpointCoordinator(
             self.store,

@@ -1,5 +1,6 @@
 """`ProcessorTester`: PySpark's examples, and what it does beyond them, without Spark."""
 
+import base64
 import datetime as dt
 import re
 import subprocess
@@ -44,6 +45,15 @@ def test_the_examples_of_pysparks_tester(tester: Any, code: str, promised: str) 
         pd.testing.assert_frame_equal(names["result"], wanted)
     else:
         assert names["result"] == wanted
+
+
+def test_a_tester_runs_where_all_locations_are_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATELOG_TEST_KEYS", f"test:{base64.b64encode(bytes(32)).decode()}")
+    monkeypatch.setenv("STATELOG_ENCRYPTION", "env:STATELOG_TEST_KEYS")
+    tester = ProcessorTester(RunningCount(), keySchema="key string")
+    tester.test("a", [Row(key="a")])
+    tester.restart()
+    assert [Row(key="a", count=2)] == tester.test("a", [Row(key="a")])
 
 
 class Everything(StatefulProcessor):
