@@ -18,7 +18,7 @@ from typing import Final
 
 from statelog.errors import InvalidOptionsError
 
-NOT_TRIED: Final = "not tried"
+NOT_TRIED: Final = "not tested"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ GCS: Final = Scheme(
     lists_in_order=True,
     put_if_absent="`x-goog-if-generation-match: 0`",
     tried=Tried(
-        emulator="not tried: only how URLs and options reach the client",
+        emulator="not tested: only how URLs and options reach the client",
         server="-",
     ),
 )
