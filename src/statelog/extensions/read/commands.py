@@ -155,9 +155,8 @@ def get(
     with _opened(location, operator) as state:
         reader = state.reader(checkpoint, variable=words[0])
         names, key = _variables_and_key(reader, words)
-        time_ms = reader.as_of_ms
         with progress("reading"):
-            tables = {name: rows_of_key(reader, name, key, time_ms) for name in names}
+            tables = {name: rows_of_key(reader, name, key) for name in names}
     if not any(table.num_rows for table in tables.values()):
         return _no_such_key(words, names, f"checkpoint {reader.checkpoint_id}")
     for name, table in tables.items():

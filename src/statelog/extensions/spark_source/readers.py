@@ -237,7 +237,6 @@ class StateRead:
         key: The columns of the operator's key.
         operator_key_groups: All key groups of the operator.
         ranges: The key groups of each partition.
-        now_ms: What expired by then is left out, in all partitions.
     """
 
     location: Location
@@ -249,7 +248,6 @@ class StateRead:
     key: pa.Schema
     operator_key_groups: KeyGroupRange
     ranges: Sequence[KeyGroupRange]
-    now_ms: int
 
 
 class KeyGroups(InputPartition):
@@ -283,7 +281,7 @@ class StateRows(DataSourceReader):
             return
         with read.location.open(read.operator) as state:
             batches = state.reader(read.checkpoint_id).batches(
-                read.variable, key_groups=key_groups, now_ms=read.now_ms, flatten=read.flatten
+                read.variable, key_groups=key_groups, flatten=read.flatten
             )
             for batch in batches:
                 yield spark_batch(batch.select(list(read.columns)), self._target)

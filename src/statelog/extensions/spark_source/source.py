@@ -110,7 +110,6 @@ def _state(options: SourceOptions, location: Location) -> _View:
             key=reader.schema.key_schema,
             operator_key_groups=reader.key_groups,
             ranges=ranges_of(reader, options.keyGroups, options.partitions),
-            now_ms=reader.as_of_ms,
         )
     kind = FilteredStateRows if options.filterPushdown else StateRows
     return _View(columns, partial(kind, read))

@@ -188,7 +188,6 @@ class LocationReader:
         Blocks: On the store.
         """
         reader = self.reader(checkpoint, variable=variable)
-        now_ms = reader.as_of_ms if now_ms is None else now_ms
         if key is None:
             return reader.table(variable, now_ms=now_ms)
         return rows_of_key(reader, variable, key, now_ms)
@@ -223,7 +222,6 @@ class LocationReader:
         Blocks: On the store.
         """
         reader = self.reader(checkpoint, variable=variable)
-        now_ms = reader.as_of_ms if now_ms is None else now_ms
         if variable is not None:
             return state_of_key(reader, variable, key, now_ms)
         names = [described.name for described in reader.variables()]
@@ -255,7 +253,9 @@ def has_variable(reader: StateReader, variable: str) -> bool:
     return any(described.name == variable for described in reader.variables())
 
 
-def rows_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> pa.Table:
+def rows_of_key(
+    reader: StateReader, variable: str, key: object, now_ms: int | None = None
+) -> pa.Table:
     """Return the rows of one key; raises `UsageError` for an unknown variable or another key."""
     sought = StateKey(key, reader.schema.key_schema)
     schema = reader.arrow_schema(variable)
@@ -279,7 +279,9 @@ def operator_with(variable: str, checkpoint: CompletedCheckpoint) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def state_of_key(reader: StateReader, variable: str, key: object, now_ms: int) -> object:
+def state_of_key(
+    reader: StateReader, variable: str, key: object, now_ms: int | None = None
+) -> object:
     """Return the state of one key, see `python_states`; raises as `rows_of_key`."""
     table = rows_of_key(reader, variable, key, now_ms)
     (state,) = python_states(
