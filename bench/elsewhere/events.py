@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
+from bench.harness.query_run import set_age
 from bench.workload import ZipfKeys
 
 PARTITIONS = 2
@@ -44,7 +45,9 @@ def make_events(folder: Path, *, events: int, keys: int, batches: int, seed: int
         for partition in range(PARTITIONS):
             chosen = rows[all_keys[rows] % PARTITIONS == partition]
             table = pa.table({"key": all_keys[chosen], "value": values[chosen]})
-            pq.write_table(table, folder / f"parquet/{batch:04}-{partition}.parquet")
+            path = folder / f"parquet/{batch:04}-{partition}.parquet"
+            pq.write_table(table, path)
+            set_age(path, PARTITIONS * batch + partition)
     _write_answers(folder / "answers.npz", all_keys, values, keys)
 
 

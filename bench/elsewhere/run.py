@@ -11,19 +11,19 @@ that survives a crash where the engine has that?
 Method: every engine processes the same events in two processes or threads, from files (Quix: from a topic of two
 partitions, written before).  First each runs a small set of events, and its answers are compared with NumPy's.  An
 engine that cannot run, or whose answers are wrong, is named with its error and is not measured.  Then the engines take
-turns.  The first tenth of the events does not count.  CPU time is that of all processes of the engine, for Quix with the
-broker; a run is ended at `--seconds`, and what it processed by then counts.
+turns.  The first tenth of the events does not count.  The CPU time of all processes of the engine counts, for Quix with the
+broker; a run is ended at `--seconds`, and what it processed by then counts.  The output of each run stays in
+build/elsewhere/logs.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +44,7 @@ PACKAGES = {
     "pathway": ("pathway==0.33.0",),
     "bytewax": ("bytewax==0.21.1", "pyarrow", "numpy"),
 }
-"""What the environment of each engine has; those of Spark and statelog run in this one."""
+"""What the environment of each engine has; Spark and statelog run in this one."""
 QUERIES = ("totals", "last_ten")
 SMALL = {"events": 20_000, "keys": 2_000, "batches": 4}
 LARGE = {"events": 2_000_000, "keys": 200_000, "batches": 20}
@@ -135,7 +135,7 @@ ENGINES = {
         "key and commit",
         QUERIES[:1],
     ),
-    "pathway-function": Engine(  # the order of a key's rows in a commit is not that of arrival
+    "pathway-function": Engine(  # a commit does not keep the order in which rows arrive
         "Pathway, `stateful_many`",
         "pathway",
         ("pathway_job.py", "--mode", "function", "--events", "{events}"),
@@ -157,15 +157,11 @@ def setup(names: set[str]) -> None:
         pip = [str(python), "-m", "pip", "-q", "--disable-pip-version-check", "install"]
         # Flink's dependency apache-beam is built with the setuptools of its time.
         subprocess.run([*pip, "setuptools<81", "wheel", *PACKAGES[name]], check=True)
-        if name == "bytewax":
-            make_recovery(python)
 
 
-def make_recovery(python: Path) -> None:
-    """Check that Bytewax can make the files of its recovery."""
-    subprocess.run(
-        [str(python), "-m", "bytewax.recovery", "--help"], check=True, capture_output=True
-    )
+def python_of(engine: Engine) -> Path:
+    """Return the interpreter of an engine."""
+    return HOME / engine.package / "bin" / "python" if engine.package else Path(sys.executable)
 
 
 @contextmanager
@@ -173,7 +169,7 @@ def _environment(
     engine: Engine, query: str, data: Path, *, answers: bool
 ) -> Iterator[dict[str, str]]:
     """Yield the environment of a run, with new folders; for Quix with a broker that has the events."""
-    python = Path(sys.executable) if not engine.package else HOME / engine.package / "bin/python"
+    python = python_of(engine)
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statelog-elsewhere-")))
         for name in ("marks", "answers", "state"):
@@ -187,6 +183,8 @@ def _environment(
             "ELSEWHERE_STATE": str(work / "state"),
             "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
+        if engine.package:  # the packages of this environment are not theirs
+            environment.pop("PYTHONPATH", None)
         if engine.package == "quix":
             environment["ELSEWHERE_BROKER"] = stack.enter_context(kafka_broker())
             environment["ELSEWHERE_TOPIC"] = "events"
@@ -195,8 +193,6 @@ def _environment(
         elif engine.package == "bytewax":
             recovery = [str(python), "-m", "bytewax.recovery", str(work / "state"), "2"]
             subprocess.run(recovery, env=environment, check=True, timeout=60)
-        elif engine.package:
-            environment.pop("PYTHONPATH", None)
         yield environment
 
 
@@ -211,7 +207,6 @@ def run_once(
         AssertionError: An answer is wrong.
     """
     engine = ENGINES[name]
-    python = sys.executable if not engine.package else str(HOME / engine.package / "bin/python")
     log = HOME / "logs" / f"{name}-{query}{'-check' if answers else ''}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with _environment(engine, query, data, answers=answers) as environment:
@@ -221,7 +216,9 @@ def run_once(
         ]
         program = filled if filled[0] == "-m" else [str(JOBS / filled[0]), *filled[1:]]
         others = broker_processes() if engine.package == "quix" else ()
-        seen = watch([python, *program], environment, log, limit_s=seconds, others=others)
+        seen = watch(
+            [str(python_of(engine)), *program], environment, log, limit_s=seconds, others=others
+        )
         ended = log.read_text(encoding="utf-8", errors="replace")[-1500:]
         if seen.code not in (0, None) or not (answers or seen.events):
             raise RuntimeError(f"{name} ended with {seen.code}: {ended}")
@@ -273,6 +270,35 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def checked(
+    given: argparse.Namespace, results: Results, small: Path, large: Path
+) -> tuple[list[tuple[str, int, Callable[[], Run]]], dict[str, dict[str, Any]]]:
+    """Check the answers of each engine; return what is to be measured, and facts of each part."""
+    parts: list[tuple[str, int, Callable[[], Run]]] = []
+    facts: dict[str, dict[str, Any]] = {}
+    chosen = [(query, name) for query in given.query for name in given.only]
+    for query, name in chosen:
+        engine = ENGINES[name]
+        if query not in engine.queries:
+            continue
+        part = f"{query}/{name}"
+        facts[part] = {
+            "title": engine.title,
+            "packages": list(PACKAGES.get(engine.package, ())),
+            "guarantee": engine.guarantee,
+            "output": engine.output,
+        }
+        try:
+            _, keys = run_once(name, query, small, SMALL, answers=True, seconds=CHECK_S)
+        except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as error:
+            say(f"  {part}: {error}")
+            results.skip(part, f"{error}"[-600:], **facts[part])
+            continue
+        say(f"  {part}: the answers for {keys:,} keys are right")
+        parts.append((part, given.rounds, partial(measured, name, query, large, given.seconds)))
+    return parts, facts
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Check, then measure; return 1 if an engine could not be measured."""
     given = parse(arguments)
@@ -287,32 +313,8 @@ def main(arguments: list[str] | None = None) -> int:
     results = Results(
         given.json, given.name, {"rounds": given.rounds, **LARGE}, resume=given.resume
     )
-    parts: list[tuple[str, int, Any]] = []
-    facts: dict[str, dict[str, Any]] = {}
-    for query in given.query:
-        for name in given.only:
-            if query not in ENGINES[name].queries:
-                continue
-            part = f"{query}/{name}"
-            engine = ENGINES[name]
-            facts[part] = {
-                "title": engine.title,
-                "packages": list(PACKAGES.get(engine.package, ())),
-                "guarantee": engine.guarantee,
-                "output": engine.output,
-            }
-            try:
-                _, keys = run_once(name, query, small, SMALL, answers=True, seconds=CHECK_S)
-            except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as error:
-                say(f"  {part}: {error}")
-                results.skip(part, f"{error}"[-600:], **facts[part])
-                continue
-            say(f"  {part}: the answers for {keys:,} keys are right")
-            measure = partial(measured, name, query, large, given.seconds)
-            parts.append((part, given.rounds, measure))
-    failed = in_turns(results, parts, facts=facts)
-    shutil.rmtree(HOME / "logs", ignore_errors=True)
-    return 1 if failed else 0
+    parts, facts = checked(given, results, small, large)
+    return 1 if in_turns(results, parts, facts=facts) else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -47,6 +48,12 @@ def test_the_files_of_all_formats_have_the_same_events_in_the_same_order(events:
         rows = [row for path in files for row in pq.read_table(path).to_pylist()]
         assert lines == [f"{row['key']},{row['value']}" for row in rows]
         assert {row["key"] % 2 for row in rows} == {partition}
+
+
+def test_spark_reads_the_files_in_the_order_of_their_events(events: Path) -> None:
+    # By the time of a file, in milliseconds: files of one time have no order.
+    times = [path.stat().st_mtime_ns // 10**6 for path in sorted((events / "parquet").iterdir())]
+    assert all(later - earlier >= 1_000 for earlier, later in itertools.pairwise(times))
 
 
 @pytest.mark.parametrize("query", ["totals", "last_ten"])
