@@ -3,20 +3,21 @@
 import re
 from pathlib import Path
 
+from blocks import filled
+
 from statelog import changelog as cl
 from statelog.flink_names import EXPLAINED, PUBLIC_NAMES, RENAMED
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "flink-map.md"
-BLOCK = re.compile(r"(<!-- begin: names -->\n).*?(<!-- end: names -->)", re.DOTALL)
 
 
 def page() -> str:
     """Return the page with its tables made anew; all other text is written by hand."""
-    text = PAGE.read_text(encoding="utf-8")
-    return BLOCK.sub(lambda match: f"{match[1]}{_names()}{match[2]}", text)
+    return filled(PAGE, _names)
 
 
-def _names() -> str:
+def _names(block: str) -> str:
+    assert block == "names", block
     classes = "".join(
         f"| `{flink}` | {_code(text, cl.__all__)} |\n" for flink, text in PUBLIC_NAMES.items()
     )
@@ -27,9 +28,9 @@ def _names() -> str:
     renamed = "".join(f"| `{_camel_case(flink)}` | `{name}` |\n" for flink, name in RENAMED.items())
     head = "|---|---|\n"
     return (
-        f"\n| Class of Flink | `cl.` |\n{head}{classes}"
+        f"| Class of Flink | `cl.` |\n{head}{classes}"
         f"\n| Member | Here |\n{head}{members}"
-        f"\n| Argument or getter | Here |\n{head}{renamed}\n"
+        f"\n| Argument or getter | Here |\n{head}{renamed}"
     )
 
 

@@ -4,7 +4,6 @@ Fill the tables of stored fields in docs/reference/formats, from the docstrings 
 A field is absent from the stored JSON where it has its default, which the docstrings call None or "".
 """
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 import python_api
+from blocks import filled
 
 from statelog.checkpoint.attachments import Attachment
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
@@ -24,28 +24,22 @@ from tests.support.values.key_group_vectors import VECTORS  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference" / "formats"
 KINDS: tuple[type[msgspec.Struct], ...] = (BatchRecord, OperatorRecord, Attachment, ClaimRecord)
-BLOCK = re.compile(r"(<!-- begin: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def checkpoint_page() -> str:
     """Return docs/reference/formats/checkpoint_metadata.md with its tables made anew."""
-    return _filled("checkpoint_metadata.md")
+    return filled(FOLDER / "checkpoint_metadata.md", _table)
 
 
 def key_groups_page() -> str:
     """Return docs/reference/formats/key-groups.md with its table of vectors made anew."""
-    return _filled("key-groups.md")
-
-
-def _filled(name: str) -> str:
-    text = (FOLDER / name).read_text(encoding="utf-8")
-    return BLOCK.sub(lambda match: f"{match[1]}\n{_table(match[2])}\n{match[3]}", text)
+    return filled(FOLDER / "key-groups.md", _table)
 
 
 def _table(name: str) -> str:
     if name == "vectors":
         return _vectors()
-    (kind,) = (each for each in KINDS if each.__name__ == name)
+    (kind,) = (kind for kind in KINDS if kind.__name__ == name)
     return "".join(["| Field | Meaning |\n|---|---|\n", *_rows(kind)])
 
 

@@ -71,4 +71,4 @@ def _part(part: str) -> str:
     if others:
         table = [head, ["---"] * len(head), *([", ".join(n), *o] for o, n in others.items())]
         parts.append("".join(f"| {' | '.join(row)} |\n" for row in table))
-    return "".join(f"{each}\n" for each in parts)
+    return "".join(f"{text}\n" for text in parts)
