@@ -207,7 +207,7 @@ class FailedKeys:
         self._keys.add(place)
         kind, text = error_text(error)
         if not self.first:
-            key = repr(self.codec.key.thaw(place[1]))
+            key = repr(self.codec.key.from_hashable(place[1]))
             self.first = f"{method} for key {key:.200}: {kind}: {text:.500}"
         self.check(None, error)
         if not self._policy.keeps_letters:

@@ -211,7 +211,7 @@ class EditTarget:
         def cells_of(key_values: object) -> dict[int, object]:
             key = StateKey(key_values, self.codec.schema.key_schema)
             edits = by_group.setdefault(key.key_groups(self.key_groups).start, {})
-            return edits.setdefault(self.codec.key.freeze(key.values), {})
+            return edits.setdefault(self.codec.key.to_hashable(key.values), {})
 
         for key_values in delete:
             cells_of(key_values).update(dict.fromkeys(self.codec.live))

@@ -163,8 +163,8 @@ class HeldState(StateReader):
             raise UsageError(
                 f"the key is in key group {key_group}; the replica contains {self._held_groups}"
             )
-        (frozen,) = self._codec.key.decode(sought.columns())
-        return key_group, frozen
+        (hashable,) = self._codec.key.decode(sought.columns())
+        return key_group, hashable
 
     def _table_of_keys(self, keys: Mapping[int, Collection[Key]]) -> pa.Table:
         """

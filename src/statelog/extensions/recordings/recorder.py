@@ -68,9 +68,9 @@ class KeyChoice:
             try:
                 group = key_groups.start + key_group_of(key, self._schema, len(key_groups))
             except UsageError:  # only Spark hashes such a key
-                self._wanted.setdefault(None, set()).add(self._key.freeze(key))
+                self._wanted.setdefault(None, set()).add(self._key.to_hashable(key))
             else:
-                self._wanted.setdefault(group, set()).add(self._key.freeze(key))
+                self._wanted.setdefault(group, set()).add(self._key.to_hashable(key))
 
     def _sampled(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
         """Return which keys are in the sample: the same in every task, at every parallelism."""

@@ -211,7 +211,7 @@ def _recorded(
         _log.warning("the recording of a failed key could not be written: %s", failed)
         return f"The key could not be recorded: {failed}"
     call = recorder.failed
-    key = () if call is None else recorder.codec.key.thaw(call.key)
+    key = () if call is None else recorder.codec.key.from_hashable(call.key)
     return f"Replay it: {replay_command(store.url, key, recorder, spec)}"
 
 

@@ -346,11 +346,11 @@ class MemoryJob:
     def place(self, key: Key) -> Place:
         """Return the place of the key with these values of its columns."""
         codec = self.codec.key
-        frozen = codec.freeze(key)
+        hashable = codec.to_hashable(key)
         if any(pa.types.is_struct(kind) for kind in codec.schema.types):
             # Only Spark can hash a struct; the group makes no difference here.
-            return crc32(repr(frozen).encode("utf-8")) % len(KEY_GROUPS), frozen, key
-        return key_group_of(key, codec.schema, len(KEY_GROUPS)), frozen, key
+            return crc32(repr(hashable).encode("utf-8")) % len(KEY_GROUPS), hashable, key
+        return key_group_of(key, codec.schema, len(KEY_GROUPS)), hashable, key
 
     def cells(self, place: Place) -> Cells:
         """Return the cells of a key."""

@@ -37,8 +37,8 @@ KEPT_S: Final = 600.0
 """Seconds without a task after which a state is forgotten, longer than most triggers."""
 
 _CACHED_BYTES: Final = 64 * 1024 * 1024
-_FREEZE_ENTRIES: Final = 100_000
-_FREEZE_GROWTH: Final = 1.5
+_LARGE_ENTRIES: Final = 100_000
+_MUCH_GROWTH: Final = 1.5
 
 _repeated = RepeatedSince()
 """Of all states: a request is counted by the task of any of them that ends next."""
@@ -58,7 +58,7 @@ class KeptState:
         codec = OperatorCodec(OperatorStateSchema.from_json(task_state.schema), make_row)
         backend = task_state.backend
         self.state = new_state(spec.context.processor, codec, backend, _name_of(spec), self.ids)
-        self.frozen_entries: int | None = None
+        self.excluded_entries: int | None = None
         self.used_s = 0.0
         self.metrics = MetricsJournal({REPEATED_REQUESTS: _repeated.take})
         self.storage = FsStateChangelogStorage.from_options(
@@ -116,14 +116,14 @@ class KeptStates:
         """Forget states, and free their memory before a task takes more."""
         for name in names:
             self._by_name.pop(name).close()
-        gc.unfreeze()  # a task that froze its modules froze its own objects, too
-        gc.collect()
+        # A task that excluded the modules excluded its own objects too.
+        _collect_everything()
         for worker_state in self._by_name.values():
-            worker_state.frozen_entries = None
+            worker_state.excluded_entries = None
         pa.default_memory_pool().release_unused()
 
 
-def freeze(worker_state: KeptState) -> None:
+def exclude_from_collection(worker_state: KeptState) -> None:
     """
     Exclude what lives long from garbage collection: the modules, and state that has grown much.
 
@@ -133,15 +133,21 @@ def freeze(worker_state: KeptState) -> None:
     """
     # A full pass pays off once for the modules, then whenever the state has grown by half.
     entries = worker_state.state.object_count()
-    frozen = worker_state.frozen_entries
-    if frozen is not None:
-        worker_state.frozen_entries = frozen = min(frozen, entries)
-        if entries <= max(_FREEZE_ENTRIES, frozen * _FREEZE_GROWTH):
+    excluded = worker_state.excluded_entries
+    if excluded is not None:
+        worker_state.excluded_entries = excluded = min(excluded, entries)
+        if entries <= max(_LARGE_ENTRIES, excluded * _MUCH_GROWTH):
             return
-    gc.unfreeze()  # or cycles that were frozen and have no user any more would stay for ever
-    gc.collect()
+    # Else cycles that were excluded and are no longer used would never be deleted.
+    _collect_everything()
     gc.freeze()
-    worker_state.frozen_entries = entries
+    worker_state.excluded_entries = entries
+
+
+def _collect_everything() -> None:
+    """Collect garbage, also among the objects that were excluded; after it none are."""
+    gc.unfreeze()
+    gc.collect()
 
 
 def _run_of(spec: TaskSpec) -> tuple[int, str]:

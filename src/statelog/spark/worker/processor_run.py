@@ -330,9 +330,9 @@ class ProcessorRun:
         """Converts a key for `handleExpiredTimer`; made on the first timer that fires."""
         schema = self._codec.key.schema
         make = row_factory(schema.names)
-        thaw = self._codec.key.thaw
+        from_hashable = self._codec.key.from_hashable
         as_state = StructCodec(schema, struct_factory=make_row, what="the key").normalize
-        return lambda key: make(as_state(thaw(key)))
+        return lambda key: make(as_state(from_hashable(key)))
 
     def next_due_ms(self) -> int:
         """Return when the task's earliest timer is due after this run."""
@@ -392,7 +392,7 @@ class ProcessorRun:
 
     def _failure(self, method: str, key: Key | None, what: str) -> ProcessorError:
         name = type(self._processor).__name__
-        of_key = "" if key is None else f" for key {self._codec.key.thaw(key)!r:.200}"
+        of_key = "" if key is None else f" for key {self._codec.key.from_hashable(key)!r:.200}"
         return ProcessorError(
             f"{name}.{method} failed{of_key} in batch {self._context.batch_id}: {what}. "
             "Nothing of this batch was committed; the state is as before it",
@@ -427,8 +427,9 @@ def unencodable_values(
                     state.batch(state.operations({key: delta}))
                 except UNENCODABLE as unfit:
                     schema = state.descriptor.value_schema
+                    shown_key = codec.key.from_hashable(key)
                     error = ProcessorError(
-                        f"state {state.descriptor.name!r} of key {codec.key.thaw(key)!r:.200} in batch "
+                        f"state {state.descriptor.name!r} of key {shown_key!r:.200} in batch "
                         f"{batch_id} holds a value that does not fit "
                         f"({schema.to_string(show_field_metadata=False)}): {unfit}. Nothing of this "
                         "batch was committed",

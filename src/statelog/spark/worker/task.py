@@ -33,7 +33,7 @@ from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
 from statelog.spark.worker.extension import TaskExtensions, TaskRun, TaskTools
 from statelog.spark.worker.failures import reported_to_driver
-from statelog.spark.worker.kept_states import KeptState, KeptStates, freeze
+from statelog.spark.worker.kept_states import KeptState, KeptStates, exclude_from_collection
 from statelog.spark.worker.output_parts import (
     DirectOutput,
     OutputFiles,
@@ -133,7 +133,7 @@ def _run(
         )
         uploads.hand_over()
     if worker.owns_process:
-        freeze(worker_state)
+        exclude_from_collection(worker_state)
     # The answer is the last step: before it the driver knows nothing of this attempt.
     fail_point("before-acknowledge")
     acknowledge(ack)

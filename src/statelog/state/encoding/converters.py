@@ -462,7 +462,7 @@ def from_arrow(kind: pa.DataType, factory: StructFactory) -> Converter | None:
     return None
 
 
-def frozen(value: Any, kind: pa.DataType) -> object:
+def to_hashable(value: Any, kind: pa.DataType) -> object:
     """
     Return part of a key as tables hold it.
 
@@ -474,12 +474,12 @@ def frozen(value: Any, kind: pa.DataType) -> object:
         return equal_float(value)
     if isinstance(value, dict):
         parts = zip(kind, value.values(), strict=True)
-        return tuple(frozen(field_value, field.type) for field, field_value in parts)
+        return tuple(to_hashable(field_value, field.type) for field, field_value in parts)
     if isinstance(value, list | tuple):
         if pa.types.is_struct(kind):
             parts = zip(kind, value, strict=True)
-            return tuple(frozen(field_value, field.type) for field, field_value in parts)
-        return tuple(frozen(item, kind.value_type) for item in value)
+            return tuple(to_hashable(field_value, field.type) for field, field_value in parts)
+        return tuple(to_hashable(item, kind.value_type) for item in value)
     if isinstance(value, dt.datetime) and _is_local_timestamp(kind):
         return value.astimezone(_UTC)
     return value
@@ -513,13 +513,16 @@ def equal_key(kind: pa.DataType, factory: StructFactory) -> Converter | None:
     )
 
 
-def thawed(value: Any, kind: pa.DataType) -> object:
-    """Return a frozen part of a key as the user sees it."""
+def from_hashable(value: Any, kind: pa.DataType) -> object:
+    """Return part of a key as the user sees it, from its hashable form."""
     if pa.types.is_struct(kind):
         return {
-            field.name: None if value_part is None else thawed(value_part, field.type)
+            field.name: None if value_part is None else from_hashable(value_part, field.type)
             for field, value_part in zip(kind, value, strict=True)
         }
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [None if element is None else thawed(element, kind.value_type) for element in value]
+        return [
+            None if element is None else from_hashable(element, kind.value_type)
+            for element in value
+        ]
     return value

@@ -23,13 +23,13 @@ from statelog.state.encoding.converters import (
     canonical,
     equal_key,
     from_arrow,
-    frozen,
+    from_hashable,
     has_floats,
     is_mutable,
     optional,
     relabelled,
-    thawed,
     to_arrow,
+    to_hashable,
     to_python,
     with_equal_floats,
 )
@@ -205,8 +205,8 @@ class KeyCodec:
     Convert grouping keys between user, dict and Arrow columns.
 
     A key is a tuple of column values.  Keys that group together must be equal: nested columns are
-    frozen into tuples, which are hashable, every NaN becomes one object, -0.0 becomes 0.0, and
-    points in time are in UTC.
+    tuples, which are hashable, every NaN becomes one object, -0.0 becomes 0.0, and points in time
+    are in UTC.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -231,37 +231,37 @@ class KeyCodec:
             for column, field in zip(columns, self.schema, strict=True)
         ]
 
-    def freeze(self, key: Values) -> Values:
+    def to_hashable(self, key: Values) -> Values:
         """Return *key* in the form that tables hold."""
         if self.is_plain and not self._zoned:
             return key
         return tuple(
-            frozen(value, field.type) for value, field in zip(key, self.schema, strict=True)
+            to_hashable(value, field.type) for value, field in zip(key, self.schema, strict=True)
         )
 
-    def thaw(self, key: Values) -> Values:
-        """Return a key, frozen before, as the user sees it."""
+    def from_hashable(self, key: Values) -> Values:
+        """Return a key in the form that tables hold as the user sees it."""
         if not self._nested:
             return key
         return tuple(
-            None if value is None else thawed(value, field.type)
+            None if value is None else from_hashable(value, field.type)
             for value, field in zip(key, self.schema, strict=True)
         )
 
     def encode(self, keys: Sequence[Values]) -> list[pa.Array]:
         """Return one Arrow column per key column."""
         # Arrow takes dicts for structs, not the tuples that tables hold.
-        thawed = keys if not self._nested else [self.thaw(key) for key in keys]
-        columns = list(zip(*thawed, strict=True)) if thawed else [()] * len(self.schema)
+        plain = keys if not self._nested else [self.from_hashable(key) for key in keys]
+        columns = list(zip(*plain, strict=True)) if plain else [()] * len(self.schema)
         return [
             one_array(pa.array(column, type=field.type), f"key column {field.name!r}")
             for field, column in zip(self.schema, columns, strict=True)
         ]
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """Return keys that are frozen."""
+        """Return keys in the form that tables hold."""
         keys = zip(*map(to_python, self.uniform(columns)), strict=True)
-        return list(keys) if self.is_plain else [self.freeze(key) for key in keys]
+        return list(keys) if self.is_plain else [self.to_hashable(key) for key in keys]
 
 
 def _decoded(column: pa.Array, convert: Converter | None) -> list[object]:

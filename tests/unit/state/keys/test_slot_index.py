@@ -81,17 +81,17 @@ class Model:
         rows = list(zip(*(filler + keys), strict=True))
         return [pa.array(row, field.type)[1:] for row, field in zip(rows, self.schema, strict=True)]
 
-    def frozen(self, keys: list[Key]) -> list[Key]:
+    def decoded(self, keys: list[Key]) -> list[Key]:
         return self.codec.decode(self.columns(keys))
 
     def find(self, keys: list[Key]) -> None:
         columns = self.columns(keys)
         found = self.index.find(columns, self.hasher(columns, self.schema))
         assert found.dtype == np.int64
-        assert [self.slots.get(key, -1) for key in self.frozen(keys)] == found.tolist()
+        assert [self.slots.get(key, -1) for key in self.decoded(keys)] == found.tolist()
 
     def add(self, keys: list[Key]) -> None:
-        distinct = dict(zip(reversed(self.frozen(keys)), reversed(keys), strict=True))
+        distinct = dict(zip(reversed(self.decoded(keys)), reversed(keys), strict=True))
         keys = list(distinct.values())
         columns = self.columns(keys)
         hashes = self.hasher(columns, self.schema)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from statelog.spark.worker.kept_states import freeze
+from statelog.spark.worker.kept_states import exclude_from_collection
 
 
 @pytest.fixture(autouse=True)
-def thawed() -> Iterator[None]:
+def nothing_is_excluded() -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.unfreeze()
@@ -23,29 +23,29 @@ class Worker:
 
     def __init__(self) -> None:
         self.entries = 0
-        self.frozen_entries: int | None = None
+        self.excluded_entries: int | None = None
         self.state = SimpleNamespace(object_count=lambda: self.entries)
 
-    def freezes(self, entries: int) -> bool:
-        """End a task with so many entries; return whether an object made before is frozen now."""
+    def excludes(self, entries: int) -> bool:
+        """End a task with so many entries; return whether an object made before is excluded now."""
         self.entries = entries
         made: list[object] = [object()]
         made.append(made)
-        freeze(self)  # type: ignore[arg-type]
+        exclude_from_collection(self)  # type: ignore[arg-type]
         return not any(tracked is made for tracked in gc.get_objects())
 
 
-def test_the_first_task_freezes_what_is_loaded() -> None:
+def test_the_first_task_excludes_what_is_loaded() -> None:
     loaded = len(gc.get_objects())
-    assert Worker().freezes(0)
+    assert Worker().excludes(0)
     assert len(gc.get_objects()) < loaded / 100
     assert gc.get_freeze_count() > loaded / 2
 
 
-def test_state_is_frozen_again_when_it_has_grown_by_half() -> None:
+def test_state_is_excluded_again_when_it_has_grown_by_half() -> None:
     worker = Worker()
     sizes = [0, 99_999, 100_001, 150_001, 150_002, 225_002, 120_000, 180_001]
-    assert [worker.freezes(size) for size in sizes] == [
+    assert [worker.excludes(size) for size in sizes] == [
         True,
         False,
         True,
@@ -57,16 +57,16 @@ def test_state_is_frozen_again_when_it_has_grown_by_half() -> None:
     ]
 
 
-def test_a_frozen_cycle_without_users_is_collected_by_the_next_freeze() -> None:
+def test_an_excluded_cycle_without_users_is_collected_before_the_next_exclusion() -> None:
     class Node:
         other: Any
 
     node, other = Node(), Node()
     node.other, other.other = other, node
     gone = weakref.ref(node)
-    Worker().freezes(0)
+    Worker().excludes(0)
     del node, other
     gc.collect()
-    assert gone() is not None  # what is frozen is not visited
-    Worker().freezes(0)
+    assert gone() is not None  # what is excluded is not visited
+    Worker().excludes(0)
     assert gone() is None
