@@ -5,7 +5,7 @@ from pathlib import Path
 from statelog.checkpoint.retained import Tag, TagKind
 from statelog.checkpoint.tags import read_tag
 from statelog.store import PATHS, open_store
-from statelog.store.fork_parents import ParentReference
+from statelog.store.parents import ParentReference
 from statelog.store.paths import parse_tag
 
 VECTORS = Path(__file__).parent / "vectors"

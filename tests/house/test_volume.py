@@ -221,7 +221,7 @@ def test_a_line_names_a_feature_once_or_not_at_all() -> None:
     naming = (
         "if settings.on_error is OnError.FREEZE:",
         "# the rows of side outputs",
-        "from statelog.format.recording_file import WHAT",
+        "from statelog.extensions.recordings.format import decode_file",
         'PATHS.broadcast("")',
         "a checkpoint that a fork reads",
         "dead letters and frozen keys",

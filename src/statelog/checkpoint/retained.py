@@ -27,7 +27,7 @@ class TagKind(enum.Enum):
     TAG = "tag"
     """A name that a person gave."""
     FORK = "fork"
-    """A fork, which reads objects of the checkpoint."""
+    """A location that reads objects of the checkpoint."""
     READER = "reader"
     """The position of a reader that follows the location."""
 

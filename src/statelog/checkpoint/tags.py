@@ -2,8 +2,8 @@
 Tags: checkpoints that stay readable and restorable although newer ones subsume them.
 
 A tag is one object, `tags/<kind>/<name>/<checkpoint>-<attempt>`.  Its name alone pins the
-checkpoint, so one listing tells a clean-up what it must keep; its content is for people and for
-`fork`.
+checkpoint, so one listing tells a clean-up what it must keep; its content is facts for people and
+the position of the query.
 
 A tag is safe while a query runs, without a lock.  The query lists the tags after a commit and
 before it deletes what that commit subsumed, once for many commits.  A new tag is put first, and
@@ -36,12 +36,12 @@ from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import Json, JsonObject
 from statelog.model.handles import checked_path
 from statelog.store import PATHS, ObjectStore, read_verified
-from statelog.store.fork_parents import TAG_SECTION
+from statelog.store.parents import TAG_SECTION
 from statelog.store.verified import create
 
 _FILES_SECTION: Final = b"FILE"
 _POSITION_FILE: Final = re.compile(r"(?:offsets|commits)/\d+|sources/[^/]+/[^/]+")
-"""The position files of a query, which a tag stores and a fork writes into a new folder."""
+"""The position files of a query, which a tag stores."""
 _VERSION: Final = 1
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -52,7 +52,7 @@ class TagContent(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         created_at_ms: Milliseconds since 1970 (UTC).
-        facts: For people: the location of a fork, a comment.
+        facts: For people: a comment; the location that depends on the checkpoint.
         files: Files of the query's checkpointLocation that hold the source position, by name.
     """
 
@@ -143,7 +143,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
             path=tag.path,
         )
     for name in files:
-        # A fork writes these files, so a forged name must not lead out of its folder.
+        # They are written into a checkpointLocation later: a forged name must not lead out of it.
         if not _POSITION_FILE.fullmatch(checked_path(name)):
             raise CorruptionError(
                 f"damaged or forged tag {path}: it has the file {name!r:.200}, and the position of a "

@@ -27,7 +27,7 @@ from statelog.errors import (
 from statelog.format.arrow_data import open_parquet
 from statelog.format.change_set import decode_change_set
 from statelog.format.checkpoint_record import ClaimRecord
-from statelog.format.recording_file import WHAT, verified_body
+from statelog.format.sealed_file import WHAT, verified_body
 from statelog.format.segment import parse_segment, verify_set
 from statelog.format.trailer import check_mark, damaged
 from statelog.model import (
@@ -62,8 +62,8 @@ class VerifiedObject:
 
     Args:
         path: Its name.
-        kind: "checkpoint", "changelog", "snapshot", "recording" (for `statelog replay`), the kind
-            of another attachment, or "other" (another object that the engine needs).
+        kind: "checkpoint", "changelog", "snapshot", the kind of an attachment, or "other" (another
+            object that the engine needs).
         size_bytes: Bytes read; 0 if it could not be read.
         change_sets: Change sets verified in it, of those that checkpoints refer to.
         problem: What is wrong with it, or "".

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from statelog.cli.output import EXIT_FINDING
-from statelog.store.fork_parents import ENVIRONMENT
+from statelog.store.parents import ENVIRONMENT
 
 CHECKPOINT_FORMS = "an id, latest, earliest, a tag, or a time such as 2026-11-22T10:30:00+01:00"
 Location = Annotated[

@@ -318,16 +318,16 @@ def _schema_from_json(value: Mapping[str, str]) -> pa.Schema:
     return schema
 
 
-_WIDER: Final[dict[pa.DataType, frozenset[pa.DataType]]] = {
-    pa.int8(): frozenset((pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())),
-    pa.int16(): frozenset((pa.int32(), pa.int64(), pa.float32(), pa.float64())),
-    pa.int32(): frozenset((pa.int64(), pa.float64())),
-    pa.float32(): frozenset((pa.float64(),)),
+_WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    pa.int16(): (pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    pa.int32(): (pa.int64(), pa.float64()),
+    pa.float32(): (pa.float64(),),
     # A setting of Spark's session chooses one of the two; the values are the same.
-    pa.string(): frozenset((pa.large_string(),)),
-    pa.large_string(): frozenset((pa.string(),)),
-    pa.binary(): frozenset((pa.large_binary(),)),
-    pa.large_binary(): frozenset((pa.binary(),)),
+    pa.string(): (pa.large_string(),),
+    pa.large_string(): (pa.string(),),
+    pa.binary(): (pa.large_binary(),),
+    pa.large_binary(): (pa.binary(),),
 }
 
 

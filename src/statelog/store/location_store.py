@@ -8,7 +8,7 @@ deleted there.
 That object alone leads nowhere.  Its URL is followed only within the bucket or host of the fork, or
 to a parent that the caller named, which is checked before a connection is made; and the parent must
 have a tag of the fork that names this location, which only a caller who can write to the parent can
-make.  See `statelog.store.fork_parents`.
+make.  See `statelog.store.parents`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from statelog.errors import (
 )
 from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore, StoreWrapper
-from statelog.store.fork_parents import ENVIRONMENT as PARENTS_ENVIRONMENT
-from statelog.store.fork_parents import OPTION as PARENTS
-from statelog.store.fork_parents import (
+from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT
+from statelog.store.parents import OPTION as PARENTS
+from statelog.store.parents import (
     ParentReference,
     confirmed_by,
     is_named,

@@ -20,7 +20,7 @@ from statelog.format.buffers import checksum
 from statelog.format.change_set import decode_change_set
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.format.checkpoint_record import CHECKPOINT_TAG
-from statelog.format.recording_file import framed, unpack_recording
+from statelog.format.sealed_file import framed, unseal
 from statelog.format.segment import Segment, parse_segment, parse_whole_file
 from statelog.format.snappy_frames import compress_frames, skippable_chunk
 from statelog.format.trailer import FRAMES_TAG, SETS_TAG, SetEntry, pack_sets, pack_trailer
@@ -184,7 +184,7 @@ def record_forgery(rng: random.Random, body: bytes) -> bytes:
 
 def recording_forgery(rng: random.Random, data: bytes) -> bytes:
     """Change the msgpack of a recording, the Arrow streams in it too."""
-    text = bytes(unpack_recording(data))
+    text = bytes(unseal(data))
     text = msgpack_forgery(rng, text) if rng.random() < 0.8 else mutations.raw(rng, text)
     if rng.random() < 0.2:
         return framed(text, rng.choice((len(text), 2**31)), 0)

@@ -63,7 +63,7 @@ from statelog.state.encoding.snapshot_file import (
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import PATHS
 from statelog.store.encryption import EncryptedStore, EncryptionKeys, encrypt
-from statelog.store.fork_parents import ParentReference, confirmed_by
+from statelog.store.parents import ParentReference, confirmed_by
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ALL_GROUPS = KeyGroupRange(0, GROUPS - 1)

@@ -21,7 +21,7 @@ from statelog.extensions.recordings.step import steps_of
 from statelog.format import buffers
 from statelog.format.arrow_data import read_batch, read_stream_table
 from statelog.format.checkpoint_record import RECORD_VERSION, decode_record, encode_record
-from statelog.format.recording_file import framed
+from statelog.format.sealed_file import framed
 from statelog.model import CompletedCheckpoint
 from statelog.state.schema import OperatorStateSchema
 

@@ -13,7 +13,7 @@ from tests.campaigns.fuzz.samples import task_recording
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.extensions.recordings.format import decode_file, encode_file, encode_recording
-from statelog.format import arrow_data, buffers, checkpoint_record, recording_file
+from statelog.format import arrow_data, buffers, checkpoint_record, sealed_file
 from statelog.format.arrow_data import open_parquet, read_stream_table, write_stream
 from statelog.format.checkpoint_record import decode_record, encode_record
 from statelog.model import CompletedCheckpoint
@@ -33,7 +33,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffers, "JSON_VALUES_MAX", 1 << 8)
     monkeypatch.setattr(buffers, "DEPTH_MAX", 8)
     for module, name, value in (
-        (recording_file, "RECORDING_BYTES_MAX", 1 << 18),
+        (sealed_file, "RECORDING_BYTES_MAX", 1 << 18),
         (checkpoint_record, "RECORD_BYTES_MAX", 1 << 18),
         (checkpoint_record, "RETAINED_MAX", 50),
         (checkpoint_record, "JSON_VALUES_MAX", 1 << 8),

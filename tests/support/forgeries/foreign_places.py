@@ -25,7 +25,7 @@ from statelog.format.checkpoint_metadata import rewrite_metadata
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import OBJECTS_PROPERTY, CompletedCheckpoint, FileStateHandle, HandleAndOffset
 from statelog.store import ObjectStore, open_store
-from statelog.store.fork_parents import ParentReference
+from statelog.store.parents import ParentReference
 
 FORK_ID = "0123456789abcdef"
 """A fork that no parent has."""

@@ -27,7 +27,7 @@ from statelog.errors import CorruptionError, IncompatibleFormatError, UsageError
 from statelog.extensions.recordings.format import DEAD_LETTERS, TaskRecording, decode_file
 from statelog.extensions.recordings.step import RecordedStep, steps_of
 from statelog.format.arrow_data import python_rows
-from statelog.format.recording_file import damaged_recording, part_of
+from statelog.format.sealed_file import damaged_file, part_of
 from statelog.model.checkpoint import CompletedCheckpoint
 from statelog.runtime.clock import utc_time
 from statelog.store import ObjectStore
@@ -142,7 +142,7 @@ def letters_rows(chosen: ChosenLetters) -> pa.Table:
 def _columns(table: pa.Table, first: int) -> pa.Table:
     """Return recorded rows without the columns that statelog added."""
     if not 0 <= first <= table.num_columns and table.num_rows:
-        raise damaged_recording("", f"its rows begin at column {first} of {table.num_columns}")
+        raise damaged_file("", f"its rows begin at column {first} of {table.num_columns}")
     return table.select(range(first, table.num_columns)) if table.num_rows else pa.table({})
 
 
@@ -150,7 +150,7 @@ def _json_rows(table: pa.Table) -> str:
     try:
         return _json(python_rows(table))
     except pa.ArrowException as error:
-        raise damaged_recording("", str(error)) from error
+        raise damaged_file("", str(error)) from error
 
 
 def _row(step: RecordedStep) -> dict[str, object]:

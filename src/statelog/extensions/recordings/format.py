@@ -26,7 +26,7 @@ from statelog.checkpoint.attachments import Attachment
 from statelog.format.arrow_data import read_stream_table
 from statelog.format.arrow_limits import one_array
 from statelog.format.buffers import Buffer, decode_msgpack
-from statelog.format.recording_file import damaged_recording, pack_recording, unpack_recording
+from statelog.format.sealed_file import damaged_file, seal, unseal
 from statelog.model.handles import JsonObject
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import KEY_GROUP_COLUMN
@@ -127,7 +127,7 @@ _decoder: Final = msgspec.msgpack.Decoder(list[TaskRecording])
 
 def encode_file(recordings: Sequence[bytes]) -> bytes:
     """Return the file with recordings of tasks."""
-    return pack_recording(
+    return seal(
         msgspec.msgpack.encode([msgspec.Raw(recording) for recording in recordings])
     )
 
@@ -139,11 +139,11 @@ def encode_recording(recording: TaskRecording) -> bytes:
 
 def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
     """Return the recordings in a file."""
-    raw = unpack_recording(data, where=where)
+    raw = unseal(data, where=where)
     try:
         return decode_msgpack(raw, _decoder)
     except msgspec.DecodeError as error:
-        raise damaged_recording(where, str(error)) from error
+        raise damaged_file(where, str(error)) from error
 
 
 def from_stream(data: bytes) -> pa.Table:
@@ -151,7 +151,7 @@ def from_stream(data: bytes) -> pa.Table:
     try:
         return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:
-        raise damaged_recording("", str(error)) from error
+        raise damaged_file("", str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

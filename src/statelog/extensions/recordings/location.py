@@ -39,7 +39,7 @@ from statelog.extensions.recordings.step import (
     step_of,
 )
 from statelog.format.arrow_data import to_stream
-from statelog.format.recording_file import part_of
+from statelog.format.sealed_file import part_of
 from statelog.store import PATHS, ObjectStore, read_verified
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from statelog.extensions.recordings.format import Failure, TaskRecording, from_stream
 from statelog.format.arrow_data import python_rows
-from statelog.format.recording_file import damaged_recording
+from statelog.format.sealed_file import damaged_file
 from statelog.state.keys.state_key import StateKey
 from statelog.state.schema import OperatorStateSchema
 
@@ -84,12 +84,12 @@ class _Tables:
         rows = self._output.num_rows
         counts = [count for _, _, _, count in task.calls]
         if min(counts, default=0) < 0 or sum(counts) > rows:
-            raise damaged_recording("", f"its calls yielded {sum(counts)} rows, {rows} are stored")
+            raise damaged_file("", f"its calls yielded {sum(counts)} rows, {rows} are stored")
         names = self.schema.key_schema.names
         try:
             keys = python_rows(self.before.select([f"key.{name}" for name in names]))
         except (pa.ArrowInvalid, LookupError) as error:
-            raise damaged_recording("", str(error)) from error
+            raise damaged_file("", str(error)) from error
         self.keys = [tuple(key.values()) for key in keys]
         self._check()
 
@@ -97,13 +97,13 @@ class _Tables:
         """Refuse tables that do not fit each other."""
         for name, table in (("input", self._input), ("initial", self._initial)):
             if not table.schema.names or table.schema.field(0) != _RECORD_FIELD:
-                raise damaged_recording("", f"its {name} rows do not begin with their record")
+                raise damaged_file("", f"its {name} rows do not begin with their record")
         if self._after is not None and self._after.num_rows != len(self.keys):
-            raise damaged_recording(
+            raise damaged_file(
                 "", f"it has {self._after.num_rows} states after {len(self.keys)}"
             )
         if not all(0 <= record < len(self.keys) for record, *_ in self._task.calls):
-            raise damaged_recording("", "a call is of no key")
+            raise damaged_file("", "a call is of no key")
 
     def step(self, number: int) -> RecordedStep:
         """Return the step of the key with this number."""
@@ -157,7 +157,7 @@ def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int |
             for number in sought.select(batch).column(batch.num_columns - 1).to_pylist():
                 return int(number)
     except (pa.ArrowException, LookupError) as error:
-        raise damaged_recording("", f"its keys are not of its schema: {error}") from error
+        raise damaged_file("", f"its keys are not of its schema: {error}") from error
     return None
 
 

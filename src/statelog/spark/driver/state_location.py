@@ -437,4 +437,4 @@ class LocationCleanUp:
             _log.info("deleted %d orphans in %s", len(report.deleted), self._store.url)
         for release in report.outside:
             tags = f"deleted {', '.join(release.tags)} in {release.parent}"
-            _log.warning("the parent of this fork: %s", release.problem or tags)
+            _log.warning("the parent of %s: %s", self._store.url, release.problem or tags)

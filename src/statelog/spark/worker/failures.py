@@ -112,7 +112,7 @@ def ends_of_process_are_errors(
     Let `os._exit` raise an error in the thread that calls *run*.
 
     The end of a worker would hide the processor, the key and the micro-batch.  Other threads, and
-    processes that a processor forks, end as usual.
+    child processes of a processor, end as usual.
     """
 
     @functools.wraps(run)

@@ -44,7 +44,7 @@ from statelog.extensions.recordings.format import DEAD_LETTERS
 from statelog.extensions.recordings.location import forget_key, list_recordings, read_recording
 from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import replay
-from statelog.format.recording_file import unpack_recording
+from statelog.format.sealed_file import unseal
 from statelog.spark.query.error_policy import MaxErrors
 from statelog.spark.query.record import Record
 from statelog.spark.query.settings import QuerySettings
@@ -310,7 +310,7 @@ def test_a_forgotten_key_is_in_no_dead_letter(tmp_path: Path) -> None:
     assert 1 == len(forget_key(job.store, "k1").rewritten)
     assert ['["k2"]'] == [letter["key"] for letter in letters_of(job)]
     for recording in list_recordings(job.store):
-        assert b"cannot do 7" not in bytes(unpack_recording(job.store.get(recording.path)))
+        assert b"cannot do 7" not in bytes(unseal(job.store.get(recording.path)))
     forget_key(job.store, "k2")
     assert [] == letters_of(job)
     assert ((), ()) == (forget_key(job.store, "k2").rewritten, forget_key(job.store, "k1").deleted)

@@ -24,7 +24,7 @@ from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError, UsageError
 from statelog.extensions.operations import savepoints
 from statelog.store import PATHS, LocationStore, open_store
-from statelog.store.fork_parents import ParentReference
+from statelog.store.parents import ParentReference
 
 
 def test_a_sweep_of_the_parent_deletes_nothing_that_the_fork_needs(query: Query) -> None:

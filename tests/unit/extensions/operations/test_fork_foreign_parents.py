@@ -15,7 +15,7 @@ from statelog.checkpoint.tags import put_tag
 from statelog.errors import CheckpointError, CorruptionError, InvalidOptionsError
 from statelog.extensions.operations import savepoints
 from statelog.store import location_store, open_existing_store
-from statelog.store.fork_parents import ParentReference, may_follow, named_parents
+from statelog.store.parents import ParentReference, may_follow, named_parents
 
 ALL_CHANGES = [b"0", b"1", b"2", b"3", b"4"]
 """The changes of the query, which its fork reads in the parent."""

@@ -1,8 +1,8 @@
 """
-The frame of a file with recordings: its header, and the checksum of its body.
+The frame of a file with its own checksum: a header, then the body.
 
-The body is decoded by `extensions.recordings.format`, which has the layout of the whole file.  The
-frame is enough to verify one.
+Recordings and dead letters are such files.  `extensions.recordings.format` has the layout of the
+whole file and decodes the body; the frame is enough to verify one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NONE: Final = 0
 _ZSTD: Final = 1
 
 
-def pack_recording(raw: bytes) -> bytes:
+def seal(raw: bytes) -> bytes:
     """Return the file with a body, compressed unless its reader would refuse that."""
     if len(raw) > RECORDING_BYTES_MAX:
         raise UsageError(
@@ -49,7 +49,7 @@ def framed(body: bytes, length: int, codec: int = _ZSTD) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, codec, 0, length, checksum([body])) + body
 
 
-def unpack_recording(data: Buffer, *, where: str = "") -> Buffer:
+def unseal(data: Buffer, *, where: str = "") -> Buffer:
     """Return the uncompressed body of a file; raises as `verified_body`."""
     body, length, codec = verified_body(data, where=where)
     raw: Buffer = body
@@ -57,9 +57,9 @@ def unpack_recording(data: Buffer, *, where: str = "") -> Buffer:
         try:
             raw = decompress_zstd(body, length)
         except OSError as error:
-            raise damaged_recording(where, str(error)) from error
+            raise damaged_file(where, str(error)) from error
     if len(raw) != length:
-        raise damaged_recording(where, f"it has {len(raw)} bytes instead of {length}")
+        raise damaged_file(where, f"it has {len(raw)} bytes instead of {length}")
     return raw
 
 
@@ -67,7 +67,7 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, in
     """Return the stored body of a file, its length once uncompressed, and its codec."""
     view = memoryview(data)
     if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
-        raise damaged_recording(where, "it does not begin as a recording")
+        raise damaged_file(where, "it does not begin as a recording")
     _, version, codec, _, length, crc = _HEADER.unpack(view[: _HEADER.size])
     if version != VERSION or codec not in (_NONE, _ZSTD):
         raise IncompatibleFormatError(
@@ -76,13 +76,13 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, in
         )
     body = view[_HEADER.size :]
     if checksum([body]) != crc:
-        raise damaged_recording(where, "its checksum differs")
+        raise damaged_file(where, "its checksum differs")
     if length > min(RECORDING_BYTES_MAX, largest_expansion(len(body))):
-        raise damaged_recording(where, f"it claims {length} bytes, of {len(body)} stored ones")
+        raise damaged_file(where, f"it claims {length} bytes, of {len(body)} stored ones")
     return body, length, codec
 
 
-def damaged_recording(where: str, reason: str) -> CorruptionError:
+def damaged_file(where: str, reason: str) -> CorruptionError:
     """Return the error of a damaged recording."""
     return CorruptionError(f"damaged recording{where and f' {where}'}: {reason}", path=where)
 
