@@ -48,8 +48,8 @@ SEAMS = frozenset({"spark/extension_table.py", "spark/query/face.py"})
 
 NO_FEATURE = re.compile(
     r"broadcast_vars|broadcastVars|BroadcastThreshold|as a broadcast|holds a broadcast"
-    r"|function(?:'s| has) broadcasts|broadcasts = list|if broadcasts:|\(broadcasts, a profiler"
-    r"|gc\.unfreeze|after_fork|over a fork|processor forks|may fork|_Recording\b"
+    r"|function(?:'s| has) broadcasts|broadcasts = list|if broadcasts:"
+    r"|gc\.unfreeze|after_fork|over a fork|may fork|_Recording\b"
 )
 """Lines with such a word for something of Python or Spark: its broadcasts, its processes."""
 

@@ -1,8 +1,8 @@
 """
 The shell around `core/upload_retry.py`: attempts on pool threads, time-outs on timers.
 
-A snapshot, staged rows and a recording are objects of their own.  `ObjectUploads` puts each of them
-as an upload without tasks, by the policy of change sets.
+A snapshot, staged rows and an attachment are objects of their own.  `ObjectUploads` puts each of
+them as an upload without tasks, by the policy of change sets.
 Source: Flink, RetryingExecutor.
 """
 

@@ -49,7 +49,10 @@ class Broadcasts(DriverExtension):
     name = "broadcasts"
 
     def __init__(self, context: DriverContext) -> None:
-        self._versions = BroadcastVersions(context.query.settings, context.store, context.repeated)
+        settings = context.query.settings
+        # It takes requests, so a query without such tables does not ask for it.
+        repeated = context.repeated() if sources_of(settings) else None
+        self._versions = BroadcastVersions(settings, context.store, repeated)
         self._chosen: tuple[Attachment, ...] = ()
 
     def begin(self, start: BatchStart) -> None:

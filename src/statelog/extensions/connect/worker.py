@@ -200,7 +200,7 @@ class ConnectEngine:
 
         query = _with_frames(start.query, frame.sparkSession, note)
         query = replace(query, operators=observed_operators(query.operators, observations))
-        engine = MicroBatchEngine(query, deliver, times, start.side_sinks, start.repeated)
+        engine = MicroBatchEngine(query, deliver, times, start.side_sinks, lambda: start.repeated)
         engine.open(query_id)
         return engine
 

@@ -9,7 +9,7 @@ be discarded, everything after it can be repeated.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
@@ -53,7 +53,7 @@ class MicroBatchEngine:
         sink: Sink,
         query_times: QueryTimes | None = None,
         sinks: Mapping[str, Sink] = MappingProxyType({}),
-        repeated: int | None = None,
+        repeated: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._query = query
         self._query_times = query_times

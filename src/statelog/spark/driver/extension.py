@@ -16,7 +16,7 @@ After an error up to the commit, nothing of the micro-batch is committed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
@@ -78,14 +78,15 @@ class DriverContext:
         store: The state location.
         put: Writes an object of the location, by the policy of the tasks.
         sinks: Sinks for rows that the engine does not deliver, by name.
-        repeated: The micro-batch that Spark repeats at the start of this run; None for none.
+        repeated: Returns the micro-batch that Spark repeats at the start of this run, or None.  An
+            extension calls it in its `__init__`: later Spark has planned the next micro-batch.
     """
 
     query: Query
     store: ObjectStore
     put: PutObject
-    sinks: Mapping[str, Sink] = field(default_factory=dict)
-    repeated: int | None = None
+    sinks: Mapping[str, Sink]
+    repeated: Callable[[], int | None]
 
 
 class DriverExtension(Protocol):

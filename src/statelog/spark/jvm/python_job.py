@@ -4,7 +4,7 @@ Make the frame of a Python job with few calls to the JVM.
 `DataFrame.mapInArrow` makes some thirty calls to the JVM.  Most of them give the same in each
 micro-batch: types, settings, the environment of the workers, the columns of the input.  They are
 made once for a query, and a micro-batch only makes its function and the frame.  Where PySpark does
-more than that (broadcasts, a profiler), `mapInArrow` itself is called.
+more than that (broadcast variables, a profiler), `mapInArrow` itself is called.
 
 Each task gets Python workers of its own.  Spark gives a task the worker that has been idle for
 longest, so tasks change workers from one micro-batch to the next, and a worker has missed what
@@ -206,7 +206,7 @@ class _Template:
         name, returns: Its name and what it returns.
         columns: The columns of the input, for the JVM.
         environment: The environment of the workers and their files when the template was made.
-        most_bytes: Longer functions are sent as broadcasts.
+        most_bytes: Longer functions are sent as broadcast variables.
     """
 
     function_class: JavaObject

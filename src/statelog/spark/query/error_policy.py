@@ -1,10 +1,8 @@
 """
 What a query does with a key whose processing fails.
 
-The settings are `onError` and `maxErrors`.  The bound exists because a fault of the processor fails
-every key: the query then stops, and does not put its whole input aside.
-
-With "freeze" a key that failed is frozen, see `extensions.bad_records.marks`.
+The number of keys that may fail is bounded, because a fault of the processor fails every key: the
+query then stops, and does not put its whole input aside.
 """
 
 from __future__ import annotations

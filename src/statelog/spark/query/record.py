@@ -66,7 +66,7 @@ class Record:
         share: Which share of all keys, chosen by their hash?
         failed: Record keys whose processing fails? `keys` and `share` imply it.
         bytes: How many bytes of a micro-batch at most? One key takes at most an eighth.
-        checkpoints: The recordings of how many newest checkpoints are retained?
+        checkpoints: For how many newest checkpoints is what was recorded retained?
 
     Raises:
         InvalidOptionsError: A value is out of range.

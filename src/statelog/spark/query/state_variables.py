@@ -11,8 +11,8 @@ taken by its field names (Spark: by position); `put([])` and `appendList([])` ar
 query fails); map entries come in the order of their last write (Spark: of their encoded keys);
 arrays and maps cannot be part of a map key; a state name is not empty, does not begin with `$` or
 `key.`, and is not `key_group`.  docs/reference/state-variables.md has the table.  Extras that Spark
-does not have: `getReducingState`, `getAggregatingState`, `sideOutput`, `broadcast`; a processor
-that asks for them runs here only.
+does not have: `getReducingState`, `getAggregatingState` and the calls that extensions add; a
+processor that asks for them runs here only.
 Source: pyspark.sql.streaming.stateful_processor.
 """
 

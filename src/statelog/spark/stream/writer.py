@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from pyspark.sql import DataFrame
@@ -248,7 +249,7 @@ class StatefulStreamWriter(DataStreamWriter):
         def deliver(rows: DataFrame, batch_id: int) -> None:
             sink(plan.apply(rows, observations), batch_id)
 
-        repeated = unfinished_batch(files) if query.settings.broadcast else None
+        repeated = partial(unfinished_batch, files)
         engine = MicroBatchEngine(query, deliver, times, self._sinks, repeated)
         engine.open(times.query_id())
         if has_source:
