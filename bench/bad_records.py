@@ -34,8 +34,8 @@ from pipeline import RunningTotal, machine, write_input
 from pyspark.sql import Row
 from record import keyed, task_spec
 
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, ErrorPolicy, failures_of
-from statelog.spark.query.error_policy import MaxErrors
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
+from statelog.extensions.bad_records.policy import ErrorPolicy, MaxErrors
 from statelog.spark.worker.protocol import TaskAck, TaskSpec
 from statelog.spark.worker.task import run_task
 

@@ -219,7 +219,7 @@ def h():
 
 def test_a_line_names_a_feature_once_or_not_at_all() -> None:
     naming = (
-        "if settings.on_error is OnError.FREEZE:",
+        "if policy.on_error is OnError.FREEZE:",
         "# the rows of side outputs",
         "from statelog.extensions.recordings.format import decode_file",
         'PATHS.broadcast("")',

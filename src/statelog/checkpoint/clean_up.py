@@ -68,7 +68,7 @@ _NS_PER_MS: Final = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentRelease:
     """
-    What ends the dependence of a location on a parent, whose objects it needs no more.
+    What ends the dependence of a location on a parent that it no longer reads.
 
     Args:
         parent_id: The id of the parent in the location.

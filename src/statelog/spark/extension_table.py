@@ -24,6 +24,8 @@ class ExtensionRow(NamedTuple):
         calls: The methods that it adds to the handle of a processor.
         variables: Returns the state variables that it adds to each operator, given the settings of
             the query; their names begin with `$`.  "" for none.
+        keeps_rows: Returns the key of the setting that keeps rows for it, given the settings of the
+            query; "" where it does not keep rows.
         advice: Returns the error of a task in which the extension does not have a part; "" for
             none.
     """
@@ -34,6 +36,7 @@ class ExtensionRow(NamedTuple):
     declaration: str = ""
     calls: tuple[str, ...] = ()
     variables: str = ""
+    keeps_rows: str = ""
     advice: str = ""
 
 
@@ -42,6 +45,7 @@ EXTENSIONS: Final = (
         "recordings",
         "statelog.extensions.recordings.driver:Recordings",
         "statelog.extensions.recordings.worker:TaskRecordings",
+        keeps_rows="statelog.spark.query.record:keeps_rows",
         advice="statelog.extensions.recordings.worker:advised",
     ),
     ExtensionRow(
@@ -49,6 +53,7 @@ EXTENSIONS: Final = (
         "statelog.extensions.bad_records.driver:BadRecords",
         "statelog.extensions.bad_records.worker:TaskBadRecords",
         variables="statelog.extensions.bad_records.marks:variables",
+        keeps_rows="statelog.extensions.bad_records.policy:keeps_rows",
     ),
     ExtensionRow(
         "side_outputs",

@@ -29,6 +29,7 @@ from statelog.errors import (
 )
 from statelog.redaction import redacted
 from statelog.store.api import Buffers, ObjectInfo, ObjectStore, StoreWrapper
+from statelog.store.object_store import open_store
 from statelog.store.parents import ENVIRONMENT as PARENTS_ENVIRONMENT
 from statelog.store.parents import OPTION as PARENTS
 from statelog.store.parents import (
@@ -39,7 +40,6 @@ from statelog.store.parents import (
     may_follow,
     named_parents,
 )
-from statelog.store.object_store import open_store
 from statelog.store.paths import PATHS
 from statelog.store.requests import read_tail
 from statelog.store.verified import get_again

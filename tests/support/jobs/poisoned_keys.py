@@ -15,16 +15,15 @@ from tests.support.jobs.recorded_job import RecordedJob
 from tests.support.jobs.recorded_processors import FrameSteps, Steps
 
 import statelog as sl
-from statelog.extensions.bad_records.dead_letters import ErrorPolicy
-from statelog.spark.query.error_policy import MaxErrors
+from statelog.extensions.bad_records.policy import ErrorPolicy, MaxErrors
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker.protocol import NEVER_MS, TaskAck
 
 KEYS = [f"k{number}" for number in range(6)]
 SAFE = ("add", "append", "put", "remove", "clear", "expire", "timer", "untimer", "yield")
 POISON = ("fail", "misfit", "late", "misrow", "norow", "value")
-LETTERS = ErrorPolicy(keeps_letters=True, most=MaxErrors())
-SKIP = ErrorPolicy(keeps_letters=False, most=MaxErrors())
+LETTERS = ErrorPolicy(keeps_letters=True, most=MaxErrors(1000))
+SKIP = ErrorPolicy(keeps_letters=False, most=MaxErrors(1000))
 Batch = tuple[int, list[tuple[str, str, int]]]
 operations = st.tuples(st.sampled_from(KEYS), st.sampled_from(SAFE * 4 + POISON), st.integers(0, 9))
 histories = st.lists(

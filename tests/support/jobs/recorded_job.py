@@ -14,31 +14,25 @@ from pyspark.sql.streaming import StatefulProcessor
 from statelog.checkpoint.attachments import (
     Addition,
     Attachment,
-    AttachmentPolicy,
     PutObject,
     of_kinds,
 )
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
 from statelog.checkpoint.coordinator import CheckpointCoordinator
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, ErrorPolicy
-from statelog.extensions.bad_records.driver import BadRecords, letter_policy
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS
 from statelog.extensions.bad_records.marks import FROZEN_MARK
+from statelog.extensions.bad_records.policy import ErrorPolicy
 from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadcasts
 from statelog.extensions.broadcasts.stored import BROADCAST
-from statelog.extensions.recordings.driver import (
-    Recordings,
-    key_bytes_of,
-    keys_of_operators,
-    recording_policy,
-)
+from statelog.extensions.recordings.driver import key_bytes_of, keys_of_operators
 from statelog.extensions.recordings.format import DEAD_LETTERS, RECORDING
-from statelog.extensions.side_outputs.driver import SIDE_OUTPUTS, SideOutputs, side_output_policy
 from statelog.metrics.table import BatchFigures
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions, task_options
 from statelog.runtime.clock import RandomIds
 from statelog.spark.driver.extension import AttachingExtension, BatchStart, LocationObjects
+from statelog.spark.extension_table import EXTENSIONS, loaded
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.record import Record, RecordSpec
@@ -61,12 +55,10 @@ from statelog.store import open_store
 GROUPS = 16
 
 
-ATTACHED = (
-    (recording_policy, Recordings),
-    (letter_policy, BadRecords),
-    (side_output_policy, SideOutputs),
-)
-"""The policies of attachments, and the extensions whose tasks add to them."""
+ATTACHING = [
+    kind for row in EXTENSIONS if issubclass(kind := loaded(row.driver, type), AttachingExtension)
+]
+"""The extensions whose tasks add to attachments."""
 
 
 def added_by(ack: TaskAck, name: str) -> tuple[Addition, ...]:
@@ -75,11 +67,11 @@ def added_by(ack: TaskAck, name: str) -> tuple[Addition, ...]:
 
 
 def attaching(
-    kind: type[AttachingExtension], policy: AttachmentPolicy, put: PutObject
+    kind: type[AttachingExtension], settings: QuerySettings, put: PutObject
 ) -> AttachingExtension:
     """Return the half of an extension that attaches, without a query."""
     extension = object.__new__(kind)
-    AttachingExtension.__init__(extension, policy, put)
+    AttachingExtension.__init__(extension, settings, put)
     return extension
 
 
@@ -117,10 +109,9 @@ class RecordedJob:
         self.store = open_store(self.location, storage_options={"fsync": False})
         self.input = arrow_schema(parse_ddl(self.columns))
         self.key = pa.schema([self.input.field(0)])
-        self.schema, declared = declared_by(
+        self.schema, self.declared = declared_by(
             self.processor, self.operator_id, self.key, parse_ddl, time_mode=self.time_mode
         )
-        self.side = declared.get(SIDE_OUTPUTS)
         if self.errors is not None and self.errors.freezes:
             self.schema = replace(self.schema, states=(*self.schema.states, FROZEN_MARK))
         self.attach(self.settings)
@@ -143,7 +134,7 @@ class RecordedJob:
     def attach(self, settings: QuerySettings) -> None:
         """Keep attachments by other settings from now on."""
         put = LocationObjects(self.store, task_options().changelog).put
-        self.extensions = [attaching(kind, policy(settings), put) for policy, kind in ATTACHED]
+        self.extensions = [attaching(kind, settings, put) for kind in ATTACHING]
 
     def row_format(self) -> RowFormat:
         if not self.pandas:
@@ -225,9 +216,9 @@ class RecordedJob:
                 operator_id="",
             )
         return {
+            **self.declared,
             "recordings": record,
             BAD_RECORDS: self.errors,
-            SIDE_OUTPUTS: self.side,
             "broadcasts": self.broadcasts,
         }
 

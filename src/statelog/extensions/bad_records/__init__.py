@@ -1,6 +1,7 @@
 """
 Keys whose processing fails: left out, kept as dead letters, or frozen.
 
+    policy          what the settings onError and maxErrors ask for
     marks           of keys that are frozen
     driver          what tasks do with them, their dead letters as attachments, and the warning
     worker          leaves out the calls that fail: runs the keys again, each with an overlay and an output

@@ -23,9 +23,9 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.extensions.bad_records.marks import FrozenMarks
+from statelog.extensions.bad_records.policy import ErrorPolicy
 from statelog.extensions.recordings.format import Cells, Failure, encode_file, encode_recording
 from statelog.extensions.recordings.seen_keys import RecordedKey, RecordedRows, recording_of
-from statelog.spark.query.error_policy import MaxErrors
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError
 from statelog.spark.worker.failures import error_text, processor_lines
@@ -40,22 +40,6 @@ LETTERS_BYTES_MAX: Final = 64 << 20
 """Most bytes of the rows and the state in the dead letters of a task in one micro-batch."""
 _TEXT_MAX: Final = 2_000
 _LINES_MAX: Final = 4_000
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorPolicy:
-    """
-    What a task does with keys whose processing fails, where it does not fail itself.
-
-    Args:
-        keeps_letters: Whether what failed is kept, to be replayed.
-        most: The most keys that may fail.
-        freezes: Whether later calls for a key that failed are kept too, and not made.
-    """
-
-    keeps_letters: bool
-    most: MaxErrors
-    freezes: bool = False
 
 
 class TooManyErrorsError(ProcessorError):

@@ -14,11 +14,11 @@ from typing import ClassVar, Final
 
 from statelog.checkpoint.attachments import Addition, AttachmentPolicy
 from statelog.errors import UsageError
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, ErrorPolicy, failures_of
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
+from statelog.extensions.bad_records.policy import ErrorPolicy, error_policy
 from statelog.extensions.recordings.format import DEAD_LETTERS, RecordedParts
 from statelog.metrics.table import Figure
 from statelog.spark.driver.extension import AttachingExtension, DriverContext
-from statelog.spark.query.error_policy import OnError
 from statelog.spark.query.face import face_of
 from statelog.spark.query.query import Query
 from statelog.spark.query.settings import QuerySettings
@@ -37,43 +37,18 @@ _LOG_INTERVAL_S: Final = 60.0
 
 def check_error_policy(query: Query) -> None:
     """Raise `UsageError` if a processor takes all keys at once, so that no single key can fail."""
-    on_error = query.settings.on_error
-    if on_error is OnError.FAIL:
+    settings = query.settings
+    if error_policy(settings) is None:
         return
     for operator in query.operators:
         if not face_of(operator.processor).handles_single_keys:
             reduction = operator.reduction
             name = type(operator.processor).__name__ if reduction is None else reduction.call
             raise UsageError(
-                f"onError={on_error.value!r} cannot be used with {name}: it takes all keys of a task at "
+                f"onError={settings.on_error!r} cannot be used with {name}: it takes all keys of a task at "
                 "once, so a failure does not belong to one key. Omit onError, or use a processor of Rows "
                 "or pandas frames"
             )
-
-
-def error_policy(settings: QuerySettings) -> ErrorPolicy | None:
-    """Return what the tasks do with keys that fail; None where they fail with them."""
-    on_error = settings.on_error
-    if on_error is OnError.FAIL:
-        return None
-    return ErrorPolicy(on_error.keeps_letters, settings.max_errors, freezes=on_error.freezes)
-
-
-def letter_policy(settings: QuerySettings) -> AttachmentPolicy:
-    """Return how dead letters are joined and kept."""
-    age_ms = settings.retention.total_seconds() * 1000
-    return AttachmentPolicy(
-        kind=DEAD_LETTERS,
-        what="dead letters",
-        path_of=PATHS.recording,
-        contents=lambda letters: RecordedParts(tuple(letters), TAIL_BYTES),
-        age_ms=age_ms,
-        span_ms=age_ms / _PARTS_OF_AGE,
-        tail_bytes=TAIL_BYTES,
-        objects_max=LETTER_FILES_MAX,
-        is_ordered=True,
-        has_checksum=True,
-    )
 
 
 class BadRecords(AttachingExtension):
@@ -97,9 +72,26 @@ class BadRecords(AttachingExtension):
         query = context.query
         settings = context.query.settings
         check_error_policy(query)
-        super().__init__(letter_policy(settings), context.put)
+        super().__init__(settings, context.put)
         self._policy = error_policy(settings)
         self._failures = FailureLog(query.location)
+
+    @staticmethod
+    def policy(settings: QuerySettings) -> AttachmentPolicy:
+        """Return how dead letters are joined and kept."""
+        age_ms = settings.retention.total_seconds() * 1000
+        return AttachmentPolicy(
+            kind=DEAD_LETTERS,
+            what="dead letters",
+            path_of=PATHS.recording,
+            contents=lambda letters: RecordedParts(tuple(letters), TAIL_BYTES),
+            age_ms=age_ms,
+            span_ms=age_ms / _PARTS_OF_AGE,
+            tail_bytes=TAIL_BYTES,
+            objects_max=LETTER_FILES_MAX,
+            is_ordered=True,
+            has_checksum=True,
+        )
 
     def task_part(self, operator: int, tasks: int) -> ErrorPolicy | None:
         """Return what the tasks do with keys that fail."""

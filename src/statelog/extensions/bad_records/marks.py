@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from statelog.extensions.bad_records.policy import error_policy
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.kinds import StateKind, Values
 from statelog.state.schema import StateDescriptor
@@ -32,7 +33,8 @@ _MARK_MAX: Final = 500
 
 def variables(settings: QuerySettings) -> tuple[StateDescriptor, ...]:
     """Return the variable of the marks, where keys are frozen."""
-    return (FROZEN_MARK,) if settings.on_error.freezes else ()
+    policy = error_policy(settings)
+    return (FROZEN_MARK,) if policy is not None and policy.freezes else ()
 
 
 class FrozenMarks:

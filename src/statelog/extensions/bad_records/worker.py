@@ -26,11 +26,11 @@ from pyspark.sql import Row
 from statelog.errors import InvariantError, ProcessorError
 from statelog.extensions.bad_records.dead_letters import (
     NO_FAILURE,
-    ErrorPolicy,
     FailedKeys,
     FailedPart,
     is_bad_record,
 )
+from statelog.extensions.bad_records.policy import ErrorPolicy
 from statelog.extensions.recordings.format import Cells, cells_after, cells_of
 from statelog.model import ChangeBatch
 from statelog.spark.rows.interface import KeyedInput, ReadAgain, RowLike

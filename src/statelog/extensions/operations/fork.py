@@ -54,8 +54,8 @@ from statelog.redaction import HIDDEN
 from statelog.runtime.clock import wall_clock_ms
 from statelog.runtime.fail_points import fail_point
 from statelog.store import PATHS, LocationStore, ObjectStore, open_location, open_store
-from statelog.store.parents import ParentReference
 from statelog.store.location_store import is_fork_id, parent_path, parse_parent_path
+from statelog.store.parents import ParentReference
 from statelog.store.paths import STATE_FOLDER
 from statelog.store.verified import create
 

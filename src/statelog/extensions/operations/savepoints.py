@@ -21,9 +21,9 @@ from statelog.model import Json
 from statelog.redaction import redacted
 from statelog.runtime.clock import pause
 from statelog.store import LocationStore, ObjectStore, open_query_files
-from statelog.store.parents import may_follow
 from statelog.store.location import is_known, kind_of, normalize_url
 from statelog.store.location_store import split_options
+from statelog.store.parents import may_follow
 from statelog.store.paths import STATE_FOLDER
 
 __all__ = ["Tag", "TagKind", "tag", "tags", "untag"]

@@ -24,20 +24,6 @@ _KEY_SHARE: Final = 8
 """One key takes at most this part of the bytes of a micro-batch."""
 
 
-def recording_policy(settings: QuerySettings) -> AttachmentPolicy:
-    """Return how recordings are kept; a query does not stop for want of them."""
-    return AttachmentPolicy(
-        kind=RECORDING,
-        what="recordings",
-        path_of=PATHS.recording,
-        contents=lambda parts: RecordedParts(tuple(parts)),
-        age_ms=settings.retention.total_seconds() * 1000,
-        checkpoints_max=settings.record.checkpoints,
-        is_required=False,
-        has_checksum=True,
-    )
-
-
 class Recordings(AttachingExtension):
     """What chosen keys of a query see."""
 
@@ -45,8 +31,22 @@ class Recordings(AttachingExtension):
 
     def __init__(self, context: DriverContext) -> None:
         self._query = query = context.query
-        super().__init__(recording_policy(query.settings), context.put)
+        super().__init__(query.settings, context.put)
         self._keys = record_keys(query)
+
+    @staticmethod
+    def policy(settings: QuerySettings) -> AttachmentPolicy:
+        """Return how recordings are kept; a query does not stop for want of them."""
+        return AttachmentPolicy(
+            kind=RECORDING,
+            what="recordings",
+            path_of=PATHS.recording,
+            contents=lambda parts: RecordedParts(tuple(parts)),
+            age_ms=settings.retention.total_seconds() * 1000,
+            checkpoints_max=settings.record.checkpoints,
+            is_required=False,
+            has_checksum=True,
+        )
 
     def task_part(self, operator: int, tasks: int) -> RecordSpec | None:
         """Return what the tasks of an operator record."""

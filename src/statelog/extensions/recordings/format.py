@@ -127,9 +127,7 @@ _decoder: Final = msgspec.msgpack.Decoder(list[TaskRecording])
 
 def encode_file(recordings: Sequence[bytes]) -> bytes:
     """Return the file with recordings of tasks."""
-    return seal(
-        msgspec.msgpack.encode([msgspec.Raw(recording) for recording in recordings])
-    )
+    return seal(msgspec.msgpack.encode([msgspec.Raw(recording) for recording in recordings]))
 
 
 def encode_recording(recording: TaskRecording) -> bytes:

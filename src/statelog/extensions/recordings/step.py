@@ -99,9 +99,7 @@ class _Tables:
             if not table.schema.names or table.schema.field(0) != _RECORD_FIELD:
                 raise damaged_file("", f"its {name} rows do not begin with their record")
         if self._after is not None and self._after.num_rows != len(self.keys):
-            raise damaged_file(
-                "", f"it has {self._after.num_rows} states after {len(self.keys)}"
-            )
+            raise damaged_file("", f"it has {self._after.num_rows} states after {len(self.keys)}")
         if not all(0 <= record < len(self.keys) for record, *_ in self._task.calls):
             raise damaged_file("", "a call is of no key")
 

@@ -64,19 +64,6 @@ class _Rows:
         return write_stream(batches_of(self.table), self.table.schema)
 
 
-def side_output_policy(settings: QuerySettings) -> AttachmentPolicy:
-    """Return how rows of side outputs are joined and kept."""
-    return AttachmentPolicy(
-        kind=SIDE_OUTPUT,
-        what="rows of side outputs",
-        path_of=PATHS.output,
-        contents=lambda streams: _Rows(pa.concat_tables(map(from_ipc, streams))),
-        age_ms=settings.retention.total_seconds() * 1000,
-        tail_bytes=TAIL_BYTES,
-        objects_max=SIDE_FILES_MAX,
-    )
-
-
 def _declared(operator: OperatorDefinition) -> SideSchemas:
     """Return the side outputs that the processor of an operator declares."""
     return part_of(operator.declared, SIDE_OUTPUTS, dict) or {}
@@ -101,9 +88,22 @@ class SideOutputs(AttachingExtension):
     def __init__(self, context: DriverContext) -> None:
         self._query, self._sinks = context.query, dict(context.sinks)
         settings = context.query.settings
-        super().__init__(side_output_policy(settings), context.put)
+        super().__init__(settings, context.put)
         schemas = [_declared(operator) for operator in context.query.operators]
         self._operators = {name: operator_of(name, schemas) for name in context.sinks}
+
+    @staticmethod
+    def policy(settings: QuerySettings) -> AttachmentPolicy:
+        """Return how rows of side outputs are joined and kept."""
+        return AttachmentPolicy(
+            kind=SIDE_OUTPUT,
+            what="rows of side outputs",
+            path_of=PATHS.output,
+            contents=lambda streams: _Rows(pa.concat_tables(map(from_ipc, streams))),
+            age_ms=settings.retention.total_seconds() * 1000,
+            tail_bytes=TAIL_BYTES,
+            objects_max=SIDE_FILES_MAX,
+        )
 
     def task_part(self, operator: int, tasks: int) -> SideSchemas | None:
         """Return the side outputs that the processor of an operator declares."""

@@ -15,6 +15,7 @@ After an error up to the commit, nothing of the micro-batch is committed.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -38,6 +39,7 @@ from statelog.runtime.clock import RandomIds, wall_clock_ms
 from statelog.spark.extension_table import EXTENSIONS, loaded
 from statelog.spark.query.delivery import Sink
 from statelog.spark.query.query import Query
+from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.output_parts import OutputFiles
 from statelog.spark.worker.protocol import TaskAck, part_of
 from statelog.store import ObjectStore
@@ -151,12 +153,17 @@ class AttachingExtension(DriverExtension):
     An extension whose tasks add to attachments: they answer with a tuple of `Addition`.
 
     Args:
-        policy: How the attachments are written, joined and kept.
+        settings: The settings of the query.
         put: Writes an object.
     """
 
-    def __init__(self, policy: AttachmentPolicy, put: PutObject) -> None:
-        self._log = AttachmentLog(policy, put)
+    def __init__(self, settings: QuerySettings, put: PutObject) -> None:
+        self._log = AttachmentLog(self.policy(settings), put)
+
+    @staticmethod
+    @abstractmethod
+    def policy(settings: QuerySettings) -> AttachmentPolicy:
+        """Return how the attachments are written, joined and kept."""
 
     def additions(self, ack: TaskAck) -> Sequence[Addition]:
         """Return what a task adds."""

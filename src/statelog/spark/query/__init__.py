@@ -8,7 +8,7 @@ Everything about a stateful query that is decided once, before it runs.
     declared_state       from the processor's `init`, run once, to the declared state variables, and what it declares to extensions
     ddl                  Spark's DDL text as a schema, without the JVM
     settings             the declarations of all settings, by field; as arguments too
-    record               what is recorded of keys; error_policy: what happens where a key fails
+    record               what is recorded of keys
     resolve              from session, code and writer to `QuerySettings`
     query                operators, settings and location in one immutable object for the driver
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from statelog.errors import UsageError
 from statelog.options import MIB
 from statelog.options.declaration import check_fields, describe_values, option, options_of
 from statelog.options.kinds import COUNT, SIZE, SWITCH, Kind
+
+if TYPE_CHECKING:
+    from statelog.spark.query.settings import QuerySettings
 
 Key = tuple[object, ...]
 
@@ -106,6 +109,11 @@ RECORD: Final = Kind(
     f"a statelog.spark.Record (outside of the code, the options {_KEY_NAMES})",
     shows_value=False,
 )
+
+
+def keeps_rows(settings: QuerySettings) -> str:
+    """Return the key of the setting where a query keeps the rows of keys; "" where it does not."""
+    return f"{SECTION}.*" if settings.record.is_on else ""
 
 
 @dataclass(frozen=True, slots=True)

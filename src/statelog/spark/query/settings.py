@@ -33,9 +33,8 @@ from statelog.options.kinds import (
     Kind,
     choice,
 )
-from statelog.spark.extension_table import BROADCAST_SOURCES, loaded
+from statelog.spark.extension_table import BROADCAST_SOURCES, EXTENSIONS, loaded
 from statelog.spark.query.delivery import Delivery, FileOutput
-from statelog.spark.query.error_policy import MAX_ERRORS, MaxErrors, OnError
 from statelog.spark.query.record import RECORD, Record
 from statelog.state.heap import LEAST_BUDGET, StateBackendConfig
 from statelog.store.paths import STATE_FOLDER
@@ -93,21 +92,36 @@ def _columns(value: object) -> str | tuple[str, ...]:
     raise ValueError
 
 
-def _broadcasts(value: object) -> Mapping[str, object]:
-    """Return the sources of broadcast tables, as their extension reads them."""
+def _count_or_share(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError
+    number = float(value)
+    if 0 < number < 1:
+        return number
+    if not 1 <= number <= 1 << 53 or number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def _tables(value: object) -> Mapping[str, object]:
+    """Return the sources of small tables, as their extension reads them."""
     sources: Mapping[str, object] = loaded(BROADCAST_SOURCES, FunctionType)(value)
     return sources
 
 
-_BROADCASTS: Final = Kind(
-    "a mapping from names to functions, batch frames or `Broadcast`s", _broadcasts
-)
+_TABLES: Final = Kind("a mapping from names to functions, batch frames or `Broadcast`s", _tables)
 _COLUMNS: Final = Kind('"auto", "all" or a list of column names', _columns)
 _CHECKPOINT: Final = Kind('"latest", "empty" or a checkpoint id', _checkpoint)
 _DROPPED: Final = replace(
     NAMES, name='a list of variables and fields ("total", "total.amount"), or "*"'
 )
 _TASKS: Final = Kind('a count from 1, or a range such as "1-8" or "4-"', _tasks)
+_MOST_FAILED: Final = Kind(
+    "number of keys, or a share of them below 1",
+    _count_or_share,
+    "a number of keys, at least 1, or a share of the keys, between 0 and 1 (onError='fail' allows no "
+    "failed key)",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,16 +175,14 @@ class QuerySettings:
     tasks: tuple[int, int | None] = option((1, None), "tasks", _TASKS)
     memory_budget: int = option(MEMORY_BUDGET, "memoryBudget", SIZE, least=LEAST_BUDGET)
     input_columns: str | tuple[str, ...] = option(AUTO, "inputColumns", _COLUMNS, only=_OPERATOR)
-    broadcast: Mapping[str, object] = option(
-        dict, "broadcast", _BROADCASTS, only=_CODE, compare=False
-    )
+    broadcast: Mapping[str, object] = option(dict, "broadcast", _TABLES, only=_CODE, compare=False)
     no_data_batches: bool | None = option(None, "noDataBatches", SWITCH)
     delivery: Delivery = option(Delivery.STAGED, "delivery", choice(*Delivery))
     file_output: FileOutput = option(FileOutput.EXACTLY_ONCE, "fileSink", choice(*FileOutput))
 
     # Keys that fail, and what is retained besides the state.
-    on_error: OnError = option(OnError.FAIL, "onError", choice(*OnError))
-    max_errors: MaxErrors = option(MaxErrors(), "maxErrors", MAX_ERRORS)
+    on_error: str = option("fail", "onError", choice("fail", "skip", "dead-letter", "freeze"))
+    max_errors: float = option(1000, "maxErrors", _MOST_FAILED)
     record: Record = option(
         Record(),
         "record",
@@ -216,9 +228,9 @@ class QuerySettings:
     @property
     def keeps_rows(self) -> str:
         """The key of the setting that keeps rows, to run a changed processor on them; "" for none."""
-        if self.on_error.keeps_letters:
-            return "onError"
-        return "record.*" if self.record.is_on else ""
+        keeping = [row.keeps_rows for row in EXTENSIONS if row.keeps_rows]
+        keys = (loaded(path, FunctionType)(self) for path in keeping)
+        return next(filter(None, keys), "")
 
     @property
     def is_beside_checkpoint(self) -> bool:

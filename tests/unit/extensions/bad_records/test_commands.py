@@ -16,10 +16,9 @@ from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, Steps
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CorruptionError, UsageError
-from statelog.extensions.bad_records.dead_letters import ErrorPolicy
+from statelog.extensions.bad_records.policy import ErrorPolicy, MaxErrors
 from statelog.extensions.recordings.format import decode_file, encode_file, encode_recording
 from statelog.format.arrow_data import to_stream
-from statelog.spark.query.error_policy import MaxErrors
 
 pytestmark = pytest.mark.job
 
@@ -27,7 +26,7 @@ STEPS = ["--processor", "tests.support.jobs.recorded_processors:Steps"]
 
 
 def job_in(folder: Path, **policy: bool) -> RecordedJob:
-    errors = ErrorPolicy(True, MaxErrors(), **policy)
+    errors = ErrorPolicy(True, MaxErrors(1000), **policy)
     return RecordedJob(str(folder / "state"), Steps(), COLUMNS, OUTPUT, None, errors=errors)
 
 

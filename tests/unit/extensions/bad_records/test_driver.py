@@ -7,12 +7,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from statelog.checkpoint.attachments import Addition
-from statelog.errors import InvalidOptionsError
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, ErrorPolicy, FailedPart
-from statelog.extensions.bad_records.driver import FailureLog, error_policy
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, FailedPart
+from statelog.extensions.bad_records.driver import FailureLog
 from statelog.model import KeyGroupRange
-from statelog.spark.query.error_policy import MAX_ERRORS, MaxErrors, OnError
-from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
 
 RANGE = KeyGroupRange(0, 127)
@@ -46,32 +43,3 @@ def test_failures_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> 
 def test_skipped_keys_have_no_command(caplog: pytest.LogCaptureFixture) -> None:
     FailureLog("s3://bucket/job").committed(3, [ack(1)])
     assert caplog.text.rstrip().endswith("ValueError: x; they are left out")
-
-
-def test_only_a_query_that_continues_has_a_policy() -> None:
-    assert error_policy(QuerySettings()) is None
-    assert ErrorPolicy(False, MaxErrors(5)) == error_policy(
-        QuerySettings(on_error=OnError.SKIP, max_errors=MaxErrors(5))
-    )
-    assert ErrorPolicy(True, MaxErrors(1000)) == error_policy(
-        QuerySettings(on_error=OnError.DEAD_LETTER)
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("7", MaxErrors(7)),
-        (7, MaxErrors(7)),
-        (0.05, MaxErrors(0, 0.05)),
-        ("5e-2", MaxErrors(0, 0.05)),
-    ],
-)
-def test_the_bound_is_a_number_or_a_share(given: object, expected: MaxErrors) -> None:
-    assert expected == MAX_ERRORS.parse(given, "maxErrors")
-
-
-@pytest.mark.parametrize("given", [0, -1, 1.5, "many", True, None, "nan", "inf", [3]])
-def test_another_bound_is_refused(given: object) -> None:
-    with pytest.raises(InvalidOptionsError, match="maxErrors"):
-        MAX_ERRORS.parse(given, "maxErrors")

@@ -37,7 +37,8 @@ from statelog.checkpoint.attachments import Attachment, of_kinds
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import InvariantError, ProcessorError, StoreError, UsageError
 from statelog.extensions.bad_records import dead_letters
-from statelog.extensions.bad_records.dead_letters import ErrorPolicy, failures_of, is_bad_record
+from statelog.extensions.bad_records.dead_letters import failures_of, is_bad_record
+from statelog.extensions.bad_records.policy import ErrorPolicy, MaxErrors
 from statelog.extensions.broadcasts.driver import kept_broadcasts
 from statelog.extensions.broadcasts.stored import BROADCAST
 from statelog.extensions.recordings.format import DEAD_LETTERS
@@ -45,7 +46,6 @@ from statelog.extensions.recordings.location import forget_key, list_recordings,
 from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import replay
 from statelog.format.sealed_file import unseal
-from statelog.spark.query.error_policy import MaxErrors
 from statelog.spark.query.record import Record
 from statelog.spark.query.settings import QuerySettings
 from statelog.spark.worker.protocol import NEVER_MS
@@ -318,7 +318,7 @@ def test_a_forgotten_key_is_in_no_dead_letter(tmp_path: Path) -> None:
 
 def test_dead_letters_are_retained_by_age(tmp_path: Path) -> None:
     record, retention = Record(share=1.0, checkpoints=1), dt.timedelta(seconds=10)
-    settings = QuerySettings(record=record, retention=retention, max_errors=MaxErrors())
+    settings = QuerySettings(record=record, retention=retention)
     job = poisoned(tmp_path, record=record, retained=1, settings=settings)
     for number in range(5):
         job.run([("k1", "fail", number), ("k2", "add", 1)], 1_000_000 + number * 4000)

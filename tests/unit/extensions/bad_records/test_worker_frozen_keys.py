@@ -32,15 +32,15 @@ from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
 import statelog as sl
 from statelog.checkpoint.audit import read_audit_log
 from statelog.errors import ProcessorError, UsageError
-from statelog.extensions.bad_records.dead_letters import ErrorPolicy, failures_of
+from statelog.extensions.bad_records.dead_letters import failures_of
+from statelog.extensions.bad_records.policy import ErrorPolicy, MaxErrors
 from statelog.extensions.recordings.location import forget_key
 from statelog.extensions.testing.replay import replay
-from statelog.spark.query.error_policy import MaxErrors
 from statelog.spark.query.record import Record
 
 pytestmark = pytest.mark.job
 
-FREEZE = ErrorPolicy(keeps_letters=True, most=MaxErrors(), freezes=True)
+FREEZE = ErrorPolicy(keeps_letters=True, most=MaxErrors(1000), freezes=True)
 
 
 class Model(Poisoned):

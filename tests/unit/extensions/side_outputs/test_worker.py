@@ -47,7 +47,8 @@ from statelog.checkpoint.attachments import Addition
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import CheckpointError, ProcessorError, UsageError
-from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, ErrorPolicy, failures_of
+from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
+from statelog.extensions.bad_records.policy import ErrorPolicy
 from statelog.extensions.bad_records.stored import SCHEMA as LETTERS_SCHEMA
 from statelog.extensions.recordings.format import decode_file
 from statelog.extensions.recordings.step import steps_of

@@ -1,0 +1,95 @@
+"""
+What a query does with a key whose processing fails: its settings `onError` and `maxErrors`.
+
+The number of keys that may fail is bounded, because a fault of the processor fails every key: the
+query then stops, and does not put its whole input aside.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from statelog.spark.query.settings import QuerySettings
+
+_LEAST_KEYS: Final = 10
+"""A share allows this many keys in any case, because a share of few keys says little."""
+
+
+class OnError(enum.Enum):
+    """What happens where the processing of a key fails."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    DEAD_LETTER = "dead-letter"
+    FREEZE = "freeze"
+
+    @property
+    def keeps_letters(self) -> bool:
+        """Whether what failed is kept."""
+        return self in (OnError.DEAD_LETTER, OnError.FREEZE)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether later calls for a key that failed are not made."""
+        return self is OnError.FREEZE
+
+
+@dataclass(frozen=True, slots=True)
+class MaxErrors:
+    """
+    The most keys of one task and micro-batch whose processing may fail.
+
+    Args:
+        keys: Their number; 0 where *share* counts.
+        share: Their share of the keys of the task, 0 to 1.
+    """
+
+    keys: int
+    share: float = 0.0
+
+    @classmethod
+    def of(cls, setting: float) -> Self:
+        """Return the bound that a number of keys sets, or below 1 their share."""
+        return cls(0, setting) if setting < 1 else cls(int(setting))
+
+    def is_exceeded(self, failed: int, of_keys: int | None) -> bool:
+        """Return whether too many keys failed."""
+        if self.keys:
+            return failed > self.keys
+        return of_keys is not None and failed > max(_LEAST_KEYS, self.share * of_keys)
+
+    def __str__(self) -> str:
+        return str(self.keys or self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPolicy:
+    """
+    What a task does with keys whose processing fails, where it does not fail itself.
+
+    Args:
+        keeps_letters: Whether what failed is kept, to be replayed.
+        most: The most keys that may fail.
+        freezes: Whether later calls for a key that failed are kept too, and not made.
+    """
+
+    keeps_letters: bool
+    most: MaxErrors
+    freezes: bool = False
+
+
+def error_policy(settings: QuerySettings) -> ErrorPolicy | None:
+    """Return what the tasks do with keys that fail; None where they fail with them."""
+    on_error = OnError(settings.on_error)
+    if on_error is OnError.FAIL:
+        return None
+    most = MaxErrors.of(settings.max_errors)
+    return ErrorPolicy(on_error.keeps_letters, most, freezes=on_error.freezes)
+
+
+def keeps_rows(settings: QuerySettings) -> str:
+    """Return the key of the setting that keeps the rows of keys that fail; "" for none."""
+    return "onError" if OnError(settings.on_error).keeps_letters else ""
