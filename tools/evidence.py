@@ -59,7 +59,7 @@ NEVER_TRIED = """
 - **Buckets in a cloud.** No test ran on AWS S3, Google Cloud Storage or Azure. S3 was an emulator and SeaweedFS on the same machine, Azure an
   emulator ([stores](how-to/stores.md#what-was-tested)).
 - **Clusters of more than one host.** The largest cluster was a standalone master with three workers on one machine ([clusters](how-to/platforms.md)). The driver with 5,000 tasks
-  is simulated ([scale](contributing/scale.md)).
+  is simulated ([a driver with thousands of tasks](benchmarks.md#a-driver-with-thousands-of-tasks)).
 - **Databricks, EMR, YARN and Kubernetes.** [Platforms](how-to/platforms.md) lists what was checked without a run.
 - **Spark Connect** with a server on a different host, and serverless offerings ([Spark Connect](how-to/connect.md#what-was-tried)).
 - **Delta's package for Spark.** A stand-in wrote Delta's commits ([sinks](how-to/exactly-once-sinks.md)).

@@ -1,5 +1,5 @@
 """
-Fill the tables of stored fields in docs/reference/formats, from the docstrings of their classes.
+Fill the tables of stored fields in docs, from the docstrings of their classes.
 
 A field is absent from the stored JSON where it has its default, which the docstrings call None or "".
 """
@@ -14,7 +14,9 @@ import python_api
 from blocks import filled
 
 from statelog.checkpoint.attachments import Attachment
+from statelog.checkpoint.audit import BeginPart, EndPart
 from statelog.checkpoint.batch_record import BatchRecord, OperatorRecord
+from statelog.extensions.recordings.format import TaskRecording
 from statelog.format.checkpoint_record import ClaimRecord
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,18 +24,36 @@ sys.path.insert(0, str(ROOT))
 
 from tests.support.values.key_group_vectors import VECTORS  # noqa: E402
 
-FOLDER = ROOT / "docs" / "reference" / "formats"
-KINDS: tuple[type[msgspec.Struct], ...] = (BatchRecord, OperatorRecord, Attachment, ClaimRecord)
+DOCS = ROOT / "docs"
+KINDS: tuple[type[msgspec.Struct], ...] = (
+    BatchRecord,
+    OperatorRecord,
+    Attachment,
+    ClaimRecord,
+    TaskRecording,
+    BeginPart,
+    EndPart,
+)
 
 
 def checkpoint_page() -> str:
-    """Return docs/reference/formats/checkpoint_metadata.md with its tables made anew."""
-    return filled(FOLDER / "checkpoint_metadata.md", _table)
+    """Return docs/reference/formats/checkpoint_metadata.md with fresh tables."""
+    return filled(DOCS / "reference" / "formats" / "checkpoint_metadata.md", _table)
+
+
+def state_page() -> str:
+    """Return docs/reference/formats/state.md with a fresh table of the fields of a recording."""
+    return filled(DOCS / "reference" / "formats" / "state.md", _table)
+
+
+def audit_page() -> str:
+    """Return docs/how-to/audit-log.md with fresh tables."""
+    return filled(DOCS / "how-to" / "audit-log.md", _table)
 
 
 def key_groups_page() -> str:
-    """Return docs/reference/formats/key-groups.md with its table of vectors made anew."""
-    return filled(FOLDER / "key-groups.md", _table)
+    """Return docs/reference/formats/key-groups.md with a fresh table of vectors."""
+    return filled(DOCS / "reference" / "formats" / "key-groups.md", _table)
 
 
 def _table(name: str) -> str:

@@ -739,6 +739,8 @@ PAGES = {
     "metrics.md": metrics_page,
     "settings.md": settings_page,
     "formats/checkpoint_metadata.md": formats.checkpoint_page,
+    "formats/state.md": formats.state_page,
+    "../how-to/audit-log.md": formats.audit_page,
     "formats/key-groups.md": formats.key_groups_page,
     "key-types.md": key_types_page,
     "parity.md": parity.page,

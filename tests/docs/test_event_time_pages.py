@@ -84,7 +84,7 @@ def test_the_join_finds_each_pair_once(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_as_of_join_takes_the_newest_quote_before_each_trade(seed: int) -> None:
-    names, rng = names_of("as-of-join.md"), random.Random(seed)
+    names, rng = names_of("join-streams.md"), random.Random(seed)
     quotes = [(minute, float(minute)) for minute in rng.sample(range(5, 120), 10)]
     trades = [(rng.randrange(1, 130), number) for number in range(10)]
     rows = [names["quote"](time(minute), price) for minute, price in quotes]

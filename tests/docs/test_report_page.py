@@ -1,4 +1,4 @@
-"""The page docs/how-to/report.md, on a location as its examples name it."""
+"""The page docs/how-to/sizing.md, on a location as its examples name it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.project.snippets import run_page
 
 from statelog.store import open_store
 
-PAGE = "docs/how-to/report.md"
+PAGE = "docs/how-to/sizing.md"
 
 
 def test_the_page_report_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.house.sources import ROOT
 from tests.support.project.snippets import blocks
 
-PAGE = ROOT / "docs" / "contributing" / "add-a-sink.md"
+PAGE = ROOT / "docs" / "contributing" / "extend.md"
 
 
 def test_the_sink_of_the_page_passes_the_contract(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A line is two small objects in `audit/`.  The first is put before the first chan
 the second after its end, so an operation that was cut off has only the first.  Neither is ever
 changed or deleted by statelog.  What the lines say is a claim of the process that wrote them: a
 person who can write to the location can write any line.
-Format: docs/reference/formats/audit.md.
+Format: docs/how-to/audit-log.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ Locations: the schemes of URLs that obstore opens, and one URL for each root of 
 
 Each scheme is one row.  The client, messages and the tables of docs/how-to/stores.md come from
 these rows.  Every other scheme is opened by fsspec, without a row.  How to add one:
-docs/contributing/add-a-store-scheme.md.
+docs/contributing/extend.md.
 
 Plain paths, Hadoop's spellings (`s3a://`, `abfss://`, `file:/path`) and URLs become a URL that
 obstore supports; a normalized URL is unchanged.

@@ -14,5 +14,5 @@ Dead letters are recordings too, and broadcast tables are kept for them, so othe
     location    the recordings of a location: list, find by key, remove a key
 
 Recorded data is the data of the query: it is as personal as the rows and the state are.
-Format: docs/reference/formats/recording.md.
+Format: docs/reference/formats/state.md.
 """

@@ -9,7 +9,7 @@ A file holds the recordings of some tasks of one micro-batch, or of one key that
 
 Integers are big-endian; *length* is that of the list once uncompressed.  Tables are Arrow IPC
 streams.  State has one row per key, in the layout of a snapshot: `key_group`, `key.<name>`, then
-one column for each state variable.  Format: docs/reference/formats/recording.md.
+one column for each state variable.  Format: docs/reference/formats/state.md.
 """
 
 from __future__ import annotations

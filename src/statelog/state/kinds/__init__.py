@@ -6,7 +6,7 @@ The kinds of state: value, list, map and timers, each in one module.
                operations in the log, cells in a snapshot, rows, expiry, earlier schemas
     columns    Arrow columns of cells
 
-docs/contributing/add-a-kind-of-state.md lists what a new kind needs.
+docs/contributing/extend.md lists what a new kind needs.
 """
 
 from __future__ import annotations
