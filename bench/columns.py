@@ -26,6 +26,8 @@ _Base: Any = object if ColumnarProcessor is None else ColumnarProcessor
 class RunningTotalInColumns(_Base):
     """Count and sum per key, a column at a time, without pre-aggregation."""
 
+    columns = ("value",)
+
     def init(self, handle: Any) -> None:
         """Declare one column state."""
         self._total = handle.getColumnState("total", "n long, total double")

@@ -125,8 +125,6 @@ class Peer:
 def _statelog(transform: Any, processor: Any, delivery: str) -> Callable[[Any, Report], Any]:
     def frame(grouped: Any, report: Report) -> Any:
         options: dict[str, Any] = {"delivery": delivery, "on_progress": report}
-        if processor is columns.RunningTotalInColumns:
-            options["inputColumns"] = ["value"]
         return transform(grouped, processor(), OUTPUT, "Update", "None", **options)
 
     return frame

@@ -161,9 +161,15 @@ BENCHMARKS = {
     ),
     "verify": Benchmark("bench/verify.py", 10, "a check of a whole location"),
     "elsewhere": Benchmark(
-        "bench.elsewhere.run",
-        60,
+        "bench.elsewhere.run --query totals --rounds 3 --seconds 40",
+        40,
         "PyFlink, Quix, Pathway, Bytewax, Spark and statelog; first: bench.elsewhere.run --setup",
+        resumes=True,
+    ),
+    "elsewhere-last-ten": Benchmark(
+        "bench.elsewhere.run --name elsewhere-last-ten --query last_ten --rounds 2 --seconds 40",
+        30,
+        "the same engines, the last ten events of each key",
         resumes=True,
     ),
 }

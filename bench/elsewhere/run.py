@@ -78,21 +78,20 @@ def _spark(title: str, peer: str, guarantee: str, queries: tuple[str, ...]) -> E
     return Engine(title, "", arguments, guarantee, "key and micro-batch", queries)
 
 
-_EXACT = "exactly once, each micro-batch"
-_FLINK = "exactly once, each 10 s"
+_EXACT = "state and output, exactly once"
+_STATE = "state exactly once, output at least once"
+_FLINK = "state and output, exactly once, each 10 s"
 _BYTEWAX = ("-m", "bytewax.testing", str(JOBS / "bytewax_job.py"), "-p", "2")
 ENGINES = {
-    "statelog-rows": _spark(
-        "statelog, rows, direct", "statelog-direct", "exactly once state", QUERIES
-    ),
+    "statelog-rows": _spark("statelog, rows, direct", "statelog-direct", _STATE, QUERIES),
     "statelog-rows-staged": _spark("statelog, rows, staged", "statelog-staged", _EXACT, QUERIES),
     "statelog-columns": _spark(
-        "statelog, columns, direct", "statelog-columns-direct", "exactly once state", QUERIES[:1]
+        "statelog, columns, direct", "statelog-columns-direct", _STATE, QUERIES[:1]
     ),
     "statelog-aggregate": _spark(
         "statelog `aggregate`, direct",
         "statelog-aggregate-direct",
-        "exactly once state",
+        _STATE,
         QUERIES[:1],
     ),
     "spark-tws": _spark("Spark `transformWithState`, RocksDB", "spark-tws", _EXACT, QUERIES),
@@ -131,7 +130,7 @@ ENGINES = {
         "Pathway, its own reducers",
         "pathway",
         ("pathway_job.py", "--mode", "reducers", "--events", "{events}"),
-        "none here",
+        "nothing",
         "key and commit",
         QUERIES[:1],
     ),
@@ -139,7 +138,7 @@ ENGINES = {
         "Pathway, `stateful_many`",
         "pathway",
         ("pathway_job.py", "--mode", "function", "--events", "{events}"),
-        "none here",
+        "nothing",
         "key and commit",
         QUERIES[:1],
     ),

@@ -124,6 +124,18 @@ def test_a_columnar_processor_gets_the_columns_that_are_named(job: Job, tmp_path
     assert {row.columns for row in rows[0]} == {"name,at,a.b,key,amount,note"}
 
 
+def test_a_columnar_processor_names_the_columns_that_it_reads(job: Job, tmp_path: Path) -> None:
+    class Amounts(Columns):
+        columns = ("amount",)
+
+    assert columns_read(job, tmp_path / "1", processor=Amounts()) == "key:bigint,amount:bigint"
+    rows = rows_of(job, processor=Amounts())
+    assert {row.columns for row in rows[0]} == {"key,amount"}
+    other = {"checkpointLocation": str(tmp_path / "q2"), "stateLocation": str(tmp_path / "s2")}
+    rows = rows_of(job, processor=Amounts(), inputColumns=["note"], **other)
+    assert {row.columns for row in rows[0]} == {"key,note"}
+
+
 def test_event_time_is_kept_and_late_rows_are_dropped(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", WIDE)
     noon = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)

@@ -26,6 +26,8 @@ from tests.support.locations.sequence_entries import committed
 from statelog.checkpoint.history import Entries
 from statelog.errors import CheckpointError, InvalidOptionsError, UsageError
 from statelog.spark import StatefulStreamWriter, transform_with_state
+from statelog.spark.jvm.gateway import streaming_class, with_setting
+from statelog.spark.jvm.queries import LOCAL_LOGS, LOG_FILES
 from statelog.store import open_store
 
 workers_get_by_value(processors.__name__)
@@ -73,6 +75,27 @@ def writer_of(spark: SparkSession, tmp_path: Path) -> Callable[..., StatefulStre
 def finished(query: StreamingQuery) -> None:
     wait(query)
     assert query.exception() is None
+
+
+def log_files_of(query: StreamingQuery) -> str:
+    """Return the class with which Spark writes the logs of a query."""
+    log = query._jsq.streamingQuery().offsetLog()
+    return str(log.fileManager().getClass().getSimpleName())
+
+
+def test_spark_writes_its_logs_on_local_disk_without_processes(
+    spark: SparkSession, writer_of: Callable[..., StatefulStreamWriter]
+) -> None:
+    query = writer_of("a").format("noop").start()
+    assert LOCAL_LOGS == log_files_of(query)
+    finished(query)
+    assert spark.conf.get(LOG_FILES, None) is None
+
+    chosen = "FileContextBasedCheckpointFileManager"
+    with with_setting(spark, LOG_FILES, streaming_class(spark, chosen, "checkpointing")._fqn):
+        query = writer_of("b").format("noop").start()
+        assert chosen == log_files_of(query)
+        finished(query)
 
 
 def test_rows_reach_every_kind_of_sink(

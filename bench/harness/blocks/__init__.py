@@ -7,7 +7,7 @@ page.  A block whose results are missing says so.
 
 from __future__ import annotations
 
-from bench.harness.blocks import curves, library, peers, scale
+from bench.harness.blocks import curves, elsewhere, library, peers, scale
 from bench.harness.blocks.source import Block, Source
 from bench.harness.figures import Ratio
 
@@ -16,6 +16,7 @@ BLOCKS: dict[str, Block] = {
     **curves.BLOCKS,
     **scale.BLOCKS,
     **library.BLOCKS,
+    **elsewhere.BLOCKS,
 }
 
 

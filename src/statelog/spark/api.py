@@ -9,8 +9,9 @@ Source: pyspark.sql.GroupedData.transformWithState, which has the same arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Unpack
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
@@ -23,7 +24,7 @@ from statelog.model.key_group import MAX_PARALLELISM_LIMIT
 from statelog.spark.extension_table import CONNECT_CLIENT, loaded
 from statelog.spark.jvm.gateway import is_connect, settings_of
 from statelog.spark.query.declared_state import Declared, check_declared, declared_by
-from statelog.spark.query.face import AnyProcessor, face_of, pandas_face_of
+from statelog.spark.query.face import AnyProcessor, Face, face_of, pandas_face_of
 from statelog.spark.query.input_plan import (
     EachRow,
     KeyedInput,
@@ -34,11 +35,7 @@ from statelog.spark.query.input_plan import (
     with_event_time,
 )
 from statelog.spark.query.keyed_frame import ColumnsToRead, grouping_of, initial_state
-from statelog.spark.query.processor_checks import (
-    check_signatures,
-    plain_function,
-    warn_of_missing_yield,
-)
+from statelog.spark.query.processor_checks import check_signatures, warn_of_missing_yield
 from statelog.spark.query.progress import NO_OBSERVERS, Observers, OnProgress
 from statelog.spark.query.query import (
     OUTPUT_MODES,
@@ -60,7 +57,6 @@ from statelog.spark.query.session import (
     use_this_python,
 )
 from statelog.spark.query.settings import ALL, AUTO, OperatorSettings, QuerySettings, names_settings
-from statelog.spark.rows.formats import RowFormat, SparkRowFormat
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.spark_versions import StatefulProcessor, refuse_before
 from statelog.spark.rows.types import TIME_ZONE, arrow_schema, known_zone
@@ -69,9 +65,6 @@ from statelog.spark.stream.stateful_stream import GroupedStatefulStream, Statefu
 
 DEFAULT_OPERATOR_ID = "transform_with_state"
 """Name of the first operator of a query that is given none."""
-
-FormatOf = Callable[[SparkSession, StructType, bool], RowFormat]
-"""Makes the row format of an operator; see `Face`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +146,7 @@ def transform_with_state(
         eventTimeColumnName,
         observers=Observers(on_progress, metrics),
     )
-    return stateful_frame(arguments, face_of(statefulProcessor).row_format, settings)
+    return stateful_frame(arguments, face_of(statefulProcessor), settings)
 
 
 @names_settings
@@ -208,11 +201,11 @@ def transform_with_state_in_pandas(
         eventTimeColumnName,
         observers=Observers(on_progress, metrics),
     )
-    return stateful_frame(arguments, pandas_face_of(statefulProcessor).row_format, settings)
+    return stateful_frame(arguments, pandas_face_of(statefulProcessor), settings)
 
 
 def stateful_frame(
-    arguments: OperatorArguments, format_of: FormatOf, settings: OperatorSettings
+    arguments: OperatorArguments, face: Face, settings: OperatorSettings
 ) -> DataFrame:
     """Return the output of a stateful operator, with the errors of `transform_with_state`."""
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
@@ -223,8 +216,8 @@ def stateful_frame(
     # 2. What it gets and returns: rows with their keys, and the columns of the output.
     output = output_schema(place.session, arguments.output)
     has_initial = arguments.initial is not None
-    row_format = format_of(place.session, output, has_initial)
-    to_read = _to_read(arguments, row_format, place.settings)
+    row_format = face.row_format(place.session, output, has_initial)
+    to_read = _to_read(arguments, face, place.settings)
     source = _input(arguments, place.client, place.key_groups, to_read)
     event_time = arguments.keys.event_time(source) if time_mode == "eventtime" else None
     initial = None if arguments.initial is None else place.client.grouping(arguments.initial)
@@ -335,22 +328,20 @@ def _chain(
     return before, chained_arguments(before[-1].arguments, settings)
 
 
-def _to_read(
-    arguments: OperatorArguments, row_format: RowFormat, settings: QuerySettings
-) -> ColumnsToRead:
+def _to_read(arguments: OperatorArguments, face: Face, settings: QuerySettings) -> ColumnsToRead:
     """Return what tells the columns that the processor and its event time need."""
     chosen = settings.input_columns
     is_timed = arguments.time_mode.lower() == "eventtime"
     if chosen == AUTO and settings.keeps_rows:
         chosen = ALL  # a changed processor may read other columns
-    takes_rows = isinstance(row_format, SparkRowFormat)
-    function = plain_function(arguments.processor, "handleInputRows") if takes_rows else None
+    processor = arguments.processor
+    read_by = partial(face.columns_read, processor)
 
     def to_read(schema: StructType) -> frozenset[str]:
         # Imported here: it is needed once, when the query is declared.
         from statelog.spark.query.input_columns import columns_to_read
 
-        columns = columns_to_read(schema.names, chosen, function)
+        columns = columns_to_read(schema.names, chosen, read_by, type(processor).__name__)
         event_time = event_time_column(schema) if is_timed else None
         return columns if event_time is None else columns | {event_time}
 

@@ -137,6 +137,32 @@ def test_a_figure_on_the_page_is_that_of_the_json(folder: Path) -> None:
     assert "| own | 52 (50 to 54) | 19,231 | **19.3x** |" in BLOCKS["peers-100k"](Source(folder))
 
 
+def test_other_engines_are_ordered_by_their_events_for_each_cpu_second(tmp_path: Path) -> None:
+    def engine(title: str, events: int) -> dict[str, Any]:
+        run = {"events_per_s": 3 * events, "events_per_cpu_s": events, "peak_mib": 100}
+        facts = {
+            "guarantee": "exactly once",
+            "output": "event",
+            "packages": ["quixstreams==3.28.0"],
+        }
+        return {"runs": [run, run | {"events_per_cpu_s": 3 * events}], "title": title, **facts}
+
+    parts = {
+        "totals/statelog-rows": engine("statelog, rows", 100),
+        "totals/quix": engine("Quix", 150),
+        "totals/flink-thread": {"runs": [], "skipped": "no Java", "title": "PyFlink"},
+        "last_ten/bytewax": engine("Bytewax", 900),
+    }
+    write(tmp_path / "elsewhere.json", document("elsewhere", parts))
+    lines = BLOCKS["elsewhere"](Source(tmp_path)).splitlines()
+    assert lines[2:4] == [
+        "| Quix | exactly once | event | 450 (450 to 450) | 300 (150 to 450) | 1.50x | 100 | 2 |",
+        "| **statelog, rows** | exactly once | event | 300 (300 to 300) | 200 (100 to 300) |  | 100 | 2 |",
+    ]
+    assert "Versions: `quixstreams==3.28.0`." in lines
+    assert "Not measured: PyFlink: no Java." in lines
+
+
 def test_the_ratios_of_all_results_are_compared(folder: Path) -> None:
     found = ratios(Source(folder))
     assert 9.8 == round(found["peers-100k: statelog-direct to spark-tws"].value, 1)

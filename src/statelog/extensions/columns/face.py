@@ -16,7 +16,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from statelog.errors import InvariantError, ProcessorError, UsageError
-from statelog.extensions.columns.processor import ColumnarHandle, ColumnarProcessor, Tables
+from statelog.extensions.columns.processor import (
+    ColumnarHandle,
+    ColumnarProcessor,
+    Tables,
+    columns_named_by,
+)
 from statelog.extensions.columns.rows import ColumnarFormat, ColumnarInput
 from statelog.extensions.columns.slots import (
     ColumnState,
@@ -307,5 +312,6 @@ COLUMNS: Final = Face(
     driver_handle=ColumnarDriverHandle,
     new_state=SlotState,
     new_run=ColumnarRun,
+    columns_read=columns_named_by,
     test_tables=_test_tables,
 )

@@ -10,8 +10,8 @@ reads the values and timers that a columnar one wrote, and the other way round.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, ClassVar, Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -20,6 +20,7 @@ from statelog.errors import UsageError
 from statelog.extensions.broadcasts.tables import BroadcastTable
 from statelog.extensions.columns.slots import ColumnState, ColumnTimers, Keys
 from statelog.extensions.side_outputs.declaration import SideOutput
+from statelog.spark.query.face import AnyProcessor
 from statelog.spark.rows.spark_versions import TimerValues
 
 Tables: TypeAlias = "Iterable[Any] | None"
@@ -73,6 +74,8 @@ class ColumnarProcessor(ABC):
 
     Example:
         class Totals(ColumnarProcessor):
+            columns = ["amount"]
+
             def init(self, handle):
                 self.total = handle.getColumnState("total", "total double")
 
@@ -85,6 +88,14 @@ class ColumnarProcessor(ABC):
 
     __statelog_face__: ClassVar[str] = "columns"
 
+    columns: ClassVar[Sequence[str] | None] = None
+    """
+    The input columns that `process` reads; None for all.
+
+    The others are not read, shuffled or sent.  The keys and the event time are always sent.  The setting
+    `inputColumns` goes first; where keys are recorded or become dead letters, all columns are sent.
+    """
+
     @abstractmethod
     def init(self, handle: ColumnarHandle) -> None:
         """Get the state variables from *handle*; called in each task, and once on the driver."""
@@ -96,7 +107,7 @@ class ColumnarProcessor(ABC):
 
         Args:
             keys: The distinct keys; `keys.starts` and `keys.ends` say which rows are theirs.
-            rows: All columns of the input.  The rows of a key are together, in order of arrival.
+            rows: The columns of the input, or those that `columns` names.  The rows of a key are together, in order of arrival.
             times: Processing time and watermark of the micro-batch.
         """
 
@@ -123,3 +134,19 @@ class ColumnarProcessor(ABC):
     def close(self) -> None:
         """Release what `init` made; called at the end of each task."""
         return None
+
+
+def columns_named_by(processor: AnyProcessor, columns: Sequence[str]) -> frozenset[str] | None:
+    """Return which of the input columns a columnar processor reads; None for all."""
+    # Imported here: it is needed once, when the query is declared, and never in a worker.
+    from statelog.spark.query.input_columns import named_columns
+
+    names = cast("ColumnarProcessor", processor).columns
+    if names is None:
+        return None
+    where = f"{type(processor).__name__}.columns"
+    if isinstance(names, str):
+        raise UsageError(
+            f"{where} is the text {names!r}: write a list of column names, [{names!r}]"
+        )
+    return named_columns(where, names, columns)

@@ -9,10 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import UsageError
+from statelog.extensions.columns.processor import columns_named_by
 from statelog.extensions.columns.rows import ColumnarFormat, ColumnarInput
 from statelog.extensions.testing.memory_job import KEY_GROUPS
 from statelog.extensions.testing.tester_rows import CollectedOutput, GivenFormat
 from statelog.format.arrow_limits import one_array
+from statelog.spark.query.face import AnyProcessor
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN, InputLayout
 from statelog.spark.rows.types import table_of
 from statelog.state.encoding.values import KeyCodec
@@ -22,6 +24,7 @@ from statelog.state.keys.key_hash import hash_columns
 class Tester(Protocol):
     """What a test of columns needs of a `ProcessorTester`."""
 
+    processor: AnyProcessor
     _keys: pa.Schema | None
     _output: pa.Schema | None
     _extractor: Callable[[pa.Table], object] | None
@@ -41,12 +44,23 @@ def run_columns(
         rows = rows.filter(pa.array(times > tester._watermark_ms))
     schema = tester._output
     plain = ColumnarFormat()
-    inputs = _input(tester, rows), None if initial is None else _input(tester, initial)
+    inputs = (
+        _input(tester, None if rows is None else _read(tester, rows)),
+        None if initial is None else _input(tester, initial),
+    )
     if schema is not None:
         return pa.Table.from_batches(tester._task(GivenFormat(plain, *inputs), schema), schema)
     collected = _Tables(plain, *inputs)
     tester._task(collected, None)
     return pa.concat_tables(collected.produced) if collected.produced else pa.table({})
+
+
+def _read(tester: Tester, rows: pa.Table) -> pa.Table:
+    """Return the columns that the processor gets on Spark: those that it names, and the keys."""
+    read = columns_named_by(tester.processor, rows.column_names)
+    if read is None or tester._keys is None:
+        return rows
+    return rows.select([name for name in rows.column_names if name in read | {*tester._keys.names}])
 
 
 class _Tables(CollectedOutput):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.observation import Observation
@@ -18,7 +19,25 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from statelog.checkpoint.query_files import QueryFiles, newest_offsets, recorded_query_id
 from statelog.errors import StatelogError
-from statelog.spark.jvm.gateway import JavaObject, is_connect, jvm_of, query_of
+from statelog.spark.jvm.files import LOCAL
+from statelog.spark.jvm.gateway import (
+    JavaObject,
+    is_connect,
+    jvm_of,
+    query_of,
+    streaming_class,
+    with_setting,
+)
+
+LOG_FILES: Final = "spark.sql.streaming.checkpointFileManagerClass"
+"""Spark's setting for how the logs in a checkpointLocation are written."""
+LOCAL_LOGS: Final = "FileSystemBasedCheckpointFileManager"
+"""
+The class that writes Spark's logs on local disk.
+
+It writes a temporary file and renames it, as Spark's default does.  The default also sets
+permissions, for which Hadoop without its native library starts a process for each file.
+"""
 
 _log = logging.getLogger("statelog.spark")
 
@@ -123,7 +142,14 @@ def write_instead(writer: DataStreamWriter, frame: DataFrame) -> None:
     writer._jwrite = frame._jdf.writeStream()
 
 
-def start_query(writer: DataStreamWriter, checkpoint: str) -> StreamingQuery:
-    """Start the query of a classic writer, with Spark's errors, at a checkpointLocation."""
+def start_query(
+    writer: DataStreamWriter, checkpoint: str, session: SparkSession, files: QueryFiles
+) -> StreamingQuery:
+    """Start the query of a classic writer at a checkpointLocation, with Spark's errors."""
     writer._jwrite = writer._jwrite.option("checkpointLocation", checkpoint)
-    return writer._sq(writer._jwrite.start())
+    if not files.url.startswith(LOCAL):
+        return writer._sq(writer._jwrite.start())
+    # Spark copies the settings of the session when it starts a query: later ones do not change it.
+    manager = streaming_class(session, LOCAL_LOGS, "checkpointing")
+    with with_setting(session, LOG_FILES, manager._fqn, unless_set=True):
+        return writer._sq(writer._jwrite.start())

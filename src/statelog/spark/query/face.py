@@ -13,7 +13,7 @@ in a worker, then `new_run` in each micro-batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Never, Protocol
 
@@ -73,6 +73,8 @@ class Face:
             declares, from a parser of DDL and whether variables may have a time to live.
         new_state: Makes the empty state of a worker from an `OperatorCodec`; for bounded memory
             also from `MemoryLimits` and an opener of the host's files.
+        columns_read: Returns which input columns a processor reads, from the processor and the names
+            of all columns; None if that is not certain.  Tasks get no others.
         new_run: Makes the run of a task from a `BatchContext`, the worker's state, the
             `KeyGroupRange` of the task, its `OutputCollector`, and its `TaskExtensions`.
         test_tables: Runs a micro-batch of `ProcessorTester.testColumns`, from the tester, the rows
@@ -86,6 +88,7 @@ class Face:
     driver_handle: Callable[[Callable[[str], StructType], bool], DriverHandle]
     new_state: Callable[..., AnyState]
     new_run: Callable[..., TaskRun]
+    columns_read: Callable[[AnyProcessor, Sequence[str]], frozenset[str] | None]
     test_tables: Callable[[object, pa.Table | None, pa.Table | None], pa.Table] | None = None
 
 

@@ -1,8 +1,8 @@
 """
 Find the input columns that a processor reads, so that the others are not read, shuffled or sent.
 
-The user names them by the setting `inputColumns`, or the source code of `handleInputRows` proves
-them.  The proof follows the rows from the argument through loops, comprehensions and a few built-in
+The user names them by the setting `inputColumns`; a `ColumnarProcessor` names them itself; for a
+processor of Rows the source code of `handleInputRows` proves them.  The proof follows the rows from the argument through loops, comprehensions and a few built-in
 functions.  Each row may only be used as `row.name` or `row["name"]`.  Everything else (a row given
 to a function, stored, compared or returned, a computed name, a decorated method) needs all columns.
 The proof is about the code that runs: source that does not compile to the method's bytecode is not
@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Final
 
@@ -43,31 +43,38 @@ _TESTS: Final = (ast.If, ast.While, ast.IfExp)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+ReadBy = Callable[[Sequence[str]], "frozenset[str] | None"]
+"""Returns which of the input columns a processor reads; None if that is not certain."""
+
+
 def columns_to_read(
-    columns: Sequence[str], chosen: str | tuple[str, ...], function: FunctionType | None
+    columns: Sequence[str], chosen: str | tuple[str, ...], read_by: ReadBy, processor: str
 ) -> frozenset[str]:
-    """Return the input columns that the tasks need."""
+    """Return the input columns that the tasks need; *chosen* is the setting `inputColumns`."""
     if not isinstance(chosen, str):
-        if unknown := [name for name in chosen if name not in columns]:
-            raise UsageError(
-                f"inputColumns names {', '.join(unknown)}, which the input does not have; its columns "
-                f"are {', '.join(columns)}"
-            )
-        return frozenset(chosen)
-    if chosen == ALL or function is None:
+        return named_columns("inputColumns", chosen, columns)
+    read = None if chosen == ALL else read_by(columns)
+    if read is None:
         return frozenset(columns)
-    proven = columns_read(function, columns)
-    if proven is None:
-        return frozenset(columns)
-    if len(proven) < len(columns):
+    if len(read) < len(columns):
         _log.info(
             "%s reads %s of %d input columns; the others are not read or sent (inputColumns='all' keeps "
             "them)",
-            function.__qualname__,
-            ", ".join(sorted(proven)) or "none",
+            processor,
+            ", ".join(sorted(read)) or "none",
             len(columns),
         )
-    return proven
+    return read
+
+
+def named_columns(where: str, names: Sequence[str], columns: Sequence[str]) -> frozenset[str]:
+    """Return the columns that the user named in a setting or an attribute, if the input has them."""
+    if unknown := [name for name in names if name not in columns]:
+        raise UsageError(
+            f"{where} names {', '.join(unknown)}, which the input does not have; its columns are "
+            f"{', '.join(columns)}"
+        )
+    return frozenset(names)
 
 
 def columns_read(function: FunctionType, columns: Collection[str]) -> frozenset[str] | None:

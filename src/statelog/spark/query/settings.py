@@ -301,8 +301,8 @@ class OperatorSettings(TypedDict, total=False):
             stored on the host's local disk.
         inputColumns: Which columns of the input does the processor read? The others are not read,
             shuffled or sent. Keys and event time are always sent. auto: what the code of a
-            processor of Rows certainly reads, else all; all where keys are recorded or become dead
-            letters.
+            processor of Rows certainly reads, or what a `ColumnarProcessor` names in its attribute
+            `columns`, else all; all where keys are recorded or become dead letters.
         broadcast: Which small tables does every key see? `handle.broadcast(name)` returns one: the
             same version in all calls of a micro-batch, which its checkpoint names.
         noDataBatches: Run micro-batches without data when a timer is due or the watermark moved?

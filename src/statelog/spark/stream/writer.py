@@ -268,7 +268,8 @@ class StatefulStreamWriter(DataStreamWriter):
                     closable.close()
             engine.close()
 
-        running = StatefulQuery(start_query(self, checkpoint), failures, figures, at_end)
+        started = start_query(self, checkpoint, self._spark, files)
+        running = StatefulQuery(started, failures, figures, at_end)
         if location is None:
             delete_at_end(running, checkpoint, self._spark)
         return running

@@ -26,8 +26,8 @@ from statelog.errors import ProcessorError
 from statelog.extras import require
 from statelog.model import ChangeBatch, KeyGroupRange
 from statelog.spark.query.declared_state import DriverHandle
-from statelog.spark.query.face import Face, Methods
-from statelog.spark.query.processor_checks import described
+from statelog.spark.query.face import AnyProcessor, Face, Methods
+from statelog.spark.query.processor_checks import described, plain_function
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
 from statelog.spark.rows.interface import KeyedInput, OutputCollector
 from statelog.spark.rows.spark_versions import ExpiredTimerInfo, StatefulProcessor, TimerValues
@@ -446,6 +446,14 @@ def _rows(session: SparkSession, output: StructType, has_initial: bool) -> RowFo
     return SparkRowFormat()
 
 
+def _columns_read(processor: AnyProcessor, columns: Sequence[str]) -> frozenset[str] | None:
+    # Imported here: it is needed once, when the query is declared, and never in a worker.
+    from statelog.spark.query.input_columns import columns_read
+
+    function = plain_function(processor, "handleInputRows")
+    return None if function is None else columns_read(function, columns)
+
+
 def _frames(session: SparkSession, output: StructType, has_initial: bool) -> RowFormat:
     require("a processor of pandas frames", "spark", "pandas")
     # Imported here, because the import of pandas takes time.
@@ -462,5 +470,6 @@ ROWS: Final = Face(
     driver_handle=DriverHandle,
     new_state=KeyedState,
     new_run=ProcessorRun,
+    columns_read=_columns_read,
 )
-PANDAS: Final = replace(ROWS, row_format=_frames)
+PANDAS: Final = replace(ROWS, row_format=_frames, columns_read=lambda processor, columns: None)

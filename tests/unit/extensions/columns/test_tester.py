@@ -75,6 +75,18 @@ def test_totals_equal_those_of_a_dict(given_batches: list[list[tuple[str | None,
             assert tester.peekValueState("total", key) == totals.get(key)
 
 
+def test_a_processor_gets_no_other_columns_than_those_that_it_names() -> None:
+    class Names(Totals):
+        columns = ("amount",)
+
+        def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
+            yield {"customer": keys["customer"], "columns": [",".join(rows.column_names)]}
+
+    tester = ProcessorTester(Names(), keySchema=KEY)
+    output = tester.testColumns({"note": ["x"], "amount": [1.0], "customer": ["a"]})
+    assert output["columns"].to_pylist() == ["amount,customer"]
+
+
 def test_each_put_begins_the_time_to_live_again() -> None:
     tester = ProcessorTester(Totals(100), timeMode="ProcessingTime", keySchema=KEY)
     tester.setProcessingTime(10)

@@ -24,6 +24,12 @@ class Columns(ColumnarProcessor):
     def process(self, keys: Any, rows: Any, times: Any) -> Any: ...
 
 
+class Counts(Rows):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for row in rows:
+            yield row.amount
+
+
 class LikeRows:
     """Spark takes a processor without its base class too."""
 
@@ -42,6 +48,26 @@ def test_a_processor_has_the_face_that_its_class_names() -> None:
     assert face_of(Rows()) is face_of(LikeRows()) is _face("rows")
     assert face_of(Columns()) is _face("columns")
     assert pandas_face_of(Rows()) is _face("pandas")
+
+
+def test_a_face_tells_which_columns_its_processors_read() -> None:
+    class Amounts(Columns):
+        columns = ("amount",)
+
+    class Text(Columns):
+        columns = "amount"
+
+    inputs = ["key", "amount", "note"]
+    assert _face("columns").columns_read(Columns(), inputs) is None
+    assert _face("columns").columns_read(Amounts(), inputs) == {"amount"}
+    assert _face("rows").columns_read(Counts(), inputs) == {"amount"}
+    assert _face("pandas").columns_read(Counts(), inputs) is None
+    with pytest.raises(
+        UsageError, match=r"Amounts\.columns names amount, which the input does not"
+    ):
+        _face("columns").columns_read(Amounts(), ["key"])
+    with pytest.raises(UsageError, match=r"Text\.columns is the text 'amount'.*\['amount'\]"):
+        _face("columns").columns_read(Text(), inputs)
 
 
 def test_columns_are_not_frames_and_not_single_keys() -> None:

@@ -318,15 +318,24 @@ def test_code_without_source_needs_all_columns():
     assert columns_read(namespace["handle"], COLUMNS) is None
 
 
-def test_the_setting_names_columns():
-    assert columns_to_read(COLUMNS, ("at", "key"), None) == {"at", "key"}
-    assert columns_to_read(COLUMNS, "all", Processor.loop) == set(COLUMNS)
-    assert columns_to_read(COLUMNS, "auto", Processor.loop) == {"amount"}
-    assert columns_to_read(COLUMNS, "auto", None) == set(COLUMNS)
+@pytest.mark.parametrize(
+    ("setting", "read_by_processor", "expected"),
+    [
+        (("at", "key"), {"amount"}, {"at", "key"}),
+        ("all", {"amount"}, set(COLUMNS)),
+        ("auto", {"amount"}, {"amount"}),
+        ("auto", None, set(COLUMNS)),
+    ],
+)
+def test_the_setting_goes_before_what_the_processor_reads(setting, read_by_processor, expected):
+    assert expected == columns_to_read(COLUMNS, setting, lambda _: read_by_processor, "Totals")
+
+
+def test_a_column_that_the_input_does_not_have_is_named():
     with pytest.raises(
         UsageError, match=r"inputColumns names amuont, .* its columns are key, amount"
     ):
-        columns_to_read(COLUMNS, ("amuont",), None)
+        columns_to_read(COLUMNS, ("amuont",), lambda _: None, "Totals")
 
 
 def test_values_of_the_setting():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, GroupedData
@@ -23,6 +24,7 @@ from statelog.extensions.columns.rows import ColumnarFormat
 from statelog.metrics import Metrics
 from statelog.spark.api import OperatorArguments, client_of, stateful_frame
 from statelog.spark.jvm.gateway import is_connect
+from statelog.spark.query.face import face_of
 from statelog.spark.query.progress import Observers, OnProgress
 from statelog.spark.query.query import OUTPUT_MODES, mode_of
 from statelog.spark.query.resolve import unknown_arguments
@@ -110,17 +112,21 @@ def aggregate(
     is_append = mode == "append"
     if is_append and plan.event_time is None:
         raise _no_end(plan)
+    processor = AggregateProcessor(plan.merge, plan.state, plan.event_time, is_append=is_append)
     return stateful_frame(
         OperatorArguments(
             grouped,
-            AggregateProcessor(plan.merge, plan.state, plan.event_time, is_append=is_append),
+            processor,
             plan.output,
             outputMode,
             "None" if plan.event_time is None else "EventTime",
             keys=_pre_aggregated(plan),
             observers=Observers(on_progress, metrics),
         ),
-        lambda session, output, has_initial: ColumnarFormat(is_distinct=True),
+        replace(
+            face_of(processor),
+            row_format=lambda session, output, has_initial: ColumnarFormat(is_distinct=True),
+        ),
         settings,
     )
 
