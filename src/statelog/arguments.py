@@ -1,5 +1,5 @@
 """
-Check arguments of public calls; the message names what is expected and what was given.
+Check arguments of public calls; errors say what is expected and what was passed.
 
 Each function returns the value in its plain type (a NumPy integer becomes an `int`) or raises the
 error class that the caller passes.  No check converts text or fractions: `"5"` is not 5.
@@ -159,8 +159,8 @@ def acting(value: T, name: str, methods: Sequence[str], expected: str) -> T:
     missing = [method for method in methods if not callable(getattr(value, method, None))]
     if missing:
         raise UsageError(
-            f"{name} must be {expected}, with the methods {', '.join(methods)}; {given(value)} has "
-            f"no {', '.join(missing)}",
+            f"{name} must be {expected}, with the methods {', '.join(methods)}; {given(value)} "
+            f"does not have {', '.join(missing)}",
             fields=(name,),
         )
     return value

@@ -1,5 +1,5 @@
 """
-Every error statelog raises, in one tree.
+Every error that statelog raises, in one class tree.
 
 A class exists only where a caller would act differently::
 
@@ -119,7 +119,7 @@ class ChangesNotAppendedError(UsageError):
 
 
 class InvalidOptionsError(UsageError):
-    """An option is unknown, has a wrong unit, or contradicts another."""
+    """An option is unknown, has a wrong unit, or contradicts a different option."""
 
     key: str | None = None
     origin: str | None = None
@@ -154,7 +154,7 @@ class UnavailableError(StatelogError, OSError):
 
 
 class UploadFailedError(UnavailableError):
-    """Every attempt of one upload failed; the changes are still held by the writer."""
+    """Every attempt of one upload failed; the writer still holds the changes."""
 
     log_id: int | None = None
 
@@ -182,7 +182,7 @@ class ObjectNotFoundError(StoreError, FileNotFoundError):
 
 
 class ObjectExistsError(StoreError, FileExistsError):
-    """Put-if-absent found an object of that name."""
+    """An object of that name already exists (put-if-absent)."""
 
 
 class CorruptionError(StatelogError):
@@ -196,15 +196,15 @@ class IncompatibleFormatError(StatelogError):
 
 
 class CapacityError(StatelogError):
-    """One task, or one key, has more data than one Arrow array holds (2 GiB); use more tasks."""
+    """A task or a key has more data than an Arrow array can hold (2 GiB); use more tasks."""
 
 
 class FencedError(StatelogError):
-    """Another owner took over the state location; this one must stop writing."""
+    """A different owner took over the state location; this owner must stop writing."""
 
 
 class Reason(enum.StrEnum):
-    """Why a checkpoint cannot be made or used, and what to do; equal to its text."""
+    """The reason why a checkpoint cannot be created or used; equal to its text."""
 
     NOT_FOUND = "not_found"
     """
@@ -226,12 +226,12 @@ class Reason(enum.StrEnum):
     """
     GAP = "gap"
     """
-    State and sources do not follow each other: micro-batches are missing between them.
+    Micro-batches are missing between the state and the sources.
 
     `statelog rewind` lists the micro-batches at which they agree.
     """
     ACTIVE = "active"
-    """A query runs, or committed during the call. Stop the query, or repeat the call."""
+    """A query is running, or committed during the call. Stop the query, or repeat the call."""
     CONTENDED = "contended"
     """Other owners claimed the location each time. Check whether the job was started more than once."""
     OTHER_QUERY = "other_query"
@@ -242,12 +242,12 @@ class Reason(enum.StrEnum):
     """
     MISSING = "missing"
     """
-    The query has finished micro-batches, and the location is empty.
+    The query has finished micro-batches, but the location is empty.
 
     Set `stateLocation` to where the state is.
     """
     NOT_EMPTY = "not_empty"
-    """`checkpoint="empty"` was asked for, and the location contains a checkpoint. Use an empty location."""
+    """`checkpoint="empty"` was requested, but the location contains a checkpoint. Use an empty location."""
     MAX_PARALLELISM = "max_parallelism"
     """
     The location's number of key groups differs from the query's.
@@ -259,9 +259,9 @@ class Reason(enum.StrEnum):
     FOREIGN_STATE = "foreign_state"
     """The location or checkpointLocation contains state of a different owner. The message names it."""
     PARENT = "parent"
-    """The parent of a fork cannot be read. Name its place: `--parent URL`, or the store option `parents`."""
+    """The parent of a fork cannot be read. Specify its location: `--parent URL`, or the store option `parents`."""
     PINNED = "pinned"
-    """A tag or a fork retains what the call would delete. Delete the tag (`statelog tag --remove`), or wait for it."""
+    """A tag or a fork retains objects that the call would delete. Delete the tag (`statelog tag --remove`), or wait for it."""
     NOT_NEWER = "not_newer"
     """
     The checkpoint does not follow the one that the reader or table contains.
@@ -271,7 +271,7 @@ class Reason(enum.StrEnum):
     OBJECTS_MISSING = "objects_missing"
     """Objects of the checkpoint do not exist. `statelog verify` lists them."""
     UNDELIVERED = "undelivered"
-    """The output of a micro-batch may not have reached the sink. Start the query once more, and stop it."""
+    """The output of a micro-batch may not have reached the sink. Start the query again, and then stop it."""
     IN_PROGRESS = "in_progress"
     """A checkpoint or micro-batch is in progress. Repeat the call in a moment."""
     COMMITTING = "committing"
@@ -281,7 +281,7 @@ class Reason(enum.StrEnum):
     INCOMPLETE = "incomplete"
     """Not all tasks acknowledged the checkpoint. Decline it, and trigger the next one."""
     NOT_NEXT = "not_next"
-    """The number is not the next one of the location. Trigger `next_checkpoint_id`."""
+    """The id is not the next one of the location. Trigger `next_checkpoint_id`."""
     UNKNOWN = "unknown"
     """The checkpoint is not in progress. Trigger it first."""
     UNKNOWN_RANGE = "unknown_range"
@@ -359,7 +359,7 @@ class BatchGapError(CheckpointError):
 
 
 class QueryActiveError(CheckpointError):
-    """A query runs, or committed during the call."""
+    """A query is running, or committed during the call."""
 
     reason = Reason.ACTIVE
 
@@ -383,7 +383,7 @@ class ProcessorError(StatelogError):
     """The name of the state variable."""
     method: str | None = None
     what: str = ""
-    """What failed, without its place."""
+    """The failure, without its location."""
 
 
 class InvariantError(AssertionError):

@@ -114,7 +114,7 @@ def register_opentelemetry(
 
 
 def _plain_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Return labels with escapes: a value may be the name of an operator or a location."""
+    """Return escaped labels: a value may be the name of an operator or a location."""
     return {name: one_line(str(value)) for name, value in (labels or {}).items()}
 
 

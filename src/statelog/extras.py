@@ -38,7 +38,7 @@ PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
 """By extra: its packages by the module to import.  `pyproject.toml` declares the same."""
 
 SPARK_VERSIONS: Final = ((3, 5), (4, 0), (4, 1), (4, 2), (4, 3))
-"""The minor versions of PySpark that statelog is tested with, in their order."""
+"""The minor versions of PySpark that statelog is tested with, in order."""
 
 
 def require(feature: str, extra: str, *modules: str) -> None:
@@ -82,7 +82,7 @@ def require_spark(feature: str) -> None:
     if version_match is not None and (int(version_match[1]), int(version_match[2])) < oldest:
         span = " to ".join(f"{major}.{minor}" for major, minor in dict.fromkeys((oldest, newest)))
         raise RequirementError(
-            f"{feature} needs PySpark {span}, and {version} is installed: "
+            f"{feature} needs PySpark {span}, but {version} is installed: "
             "pip install 'statelog[spark]'",
             extra="spark",
             packages=("pyspark",),

@@ -1,5 +1,5 @@
 """
-Names of Flink that are spelled otherwise here, for the errors of unknown names and wrong calls.
+Map Flink's names to statelog's, for errors about unknown names and wrong calls.
 
 Most follow from two rules: Java's `camelCase` is `snake_case` here, and a getter is an attribute
 without `get_`.  The tables hold the others.  No class refers to this module: `explain_names` adds
@@ -161,7 +161,7 @@ EXPLAINED: Final = {
     "UploadTasksResult.local_handle": "in `tasks`, as `results[0].local.handle`",
     "UploadTasksResult.stream_state_handle": "the attribute `handles`",
 }
-"""Members of Flink without such a name here, by class here, and what to write."""
+"""Flink members without a counterpart, by statelog class, and what to write instead."""
 
 CALLS: Final = {
     "BatchingStateChangeUploadScheduler": "",
@@ -183,7 +183,7 @@ CALLS: Final = {
     "UploadTask": "",
     "UploadTasksResult": "",
 }
-"""Calls that Flink writes with other arguments, and what to write; "" for the arguments here."""
+"""Calls with different arguments in Flink, and what to write; "" for statelog's arguments."""
 
 ATTRIBUTES: Final = (("AvailabilityProvider", "is_available"),)
 """Attributes that are methods of the same name in Flink."""
@@ -196,7 +196,7 @@ T = TypeVar("T")
 
 
 def spelled_here(kind: type, name: str, arguments: Iterable[str] = ()) -> str | None:
-    """Return what to write in place of the member or argument *name* of Flink, None if unknown."""
+    """Return statelog's name for Flink's member or argument *name*; None if unknown."""
     snake = _HUMP.sub(r"_\1", name).lower().strip("_")
     plain = snake.removeprefix("get_")
     for base in kind.__mro__:
@@ -223,7 +223,7 @@ def spelled_here(kind: type, name: str, arguments: Iterable[str] = ()) -> str | 
 
 
 def _home(kind: type) -> type:
-    """Return the class that has the members of *kind* and gets the names of Flink."""
+    """Return the class that defines *kind*'s members and receives Flink's names."""
     # The attributes of a protocol are what its objects must have, so they are added to its class.
     return type(kind) if getattr(kind, "_is_protocol", False) else kind
 
@@ -248,7 +248,7 @@ def _arguments(kind: type) -> Iterable[str]:
 
 class _FlinkName:
     """
-    A name of Flink that a class spells otherwise: reading it raises the error that says how.
+    A Flink name that a class spells differently; reading it raises an error with the right name.
 
     A `__getattr__` would need no list of names, but Python reads every attribute of such a class
     without its cache, which costs an append a fifth of its time.
@@ -267,7 +267,7 @@ class _FlinkName:
 
 
 def _spellings(member: str) -> Iterator[str]:
-    """Yield how Flink may spell a member of a class here: in both cases, and as a constant."""
+    """Yield the names that Flink may use for a member: in both cases, and as a constant."""
     if member.startswith("_"):
         return
     if not member.islower():  # a nested class
@@ -281,7 +281,7 @@ def _spellings(member: str) -> Iterator[str]:
 
 
 def _add_names(kind: type) -> None:
-    """Add Flink's names of the members of a class to it; `dir` of an object does not list them."""
+    """Add Flink's member names to a class; `dir` of an object does not list them."""
     home = _home(kind)
     members = _members(kind)
     here = {*members, *_arguments(kind)}
@@ -314,7 +314,7 @@ def _plain_dir(owner: T, listed: Callable[[T], Iterable[str]]) -> list[str]:
 
 
 def _explained(kind: type, call: str, function: Callable[P, T]) -> Callable[P, T]:
-    """Return *function*, whose error of wrong arguments says what to write."""
+    """Wrap *function* so that its error for wrong arguments says what to write."""
 
     @functools.wraps(function)
     def explaining(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -335,7 +335,7 @@ def _explained(kind: type, call: str, function: Callable[P, T]) -> Callable[P, T
 
 
 def _form(kind: type, call: str, parameters: Collection[str], keywords: Iterable[str]) -> str:
-    """Return what to write in place of a call of Flink."""
+    """Return what to write instead of a Flink call."""
     names = ", ".join(name for name in parameters if name not in ("self", "cls"))
     hints = [
         f"; {keyword} is {text}"
@@ -347,7 +347,7 @@ def _form(kind: type, call: str, parameters: Collection[str], keywords: Iterable
 
 
 def _explain_call(kind: type, call: str) -> None:
-    """Let the errors of a call of a class, or of one of its methods, say what to write."""
+    """Make errors from calling a class, or one of its methods, say what to write."""
     name = call.partition(".")[2]
     if not name and getattr(kind, "_is_protocol", False):
         _explain_protocol(kind, call)
@@ -374,7 +374,7 @@ def _explain_protocol(kind: type, call: str) -> None:
 
 
 def _explain_attribute(kind: type, name: str) -> None:
-    """Let an attribute, which Flink calls, say that it is called without parentheses."""
+    """Make an attribute that Flink calls as a method explain that it takes no parentheses."""
     getter = vars(kind)[name].fget
 
     def read(owner: object) -> object:
@@ -387,7 +387,7 @@ def _explain_attribute(kind: type, name: str) -> None:
 
 
 def _is_called(frame: FrameType) -> bool:
-    """Return whether the attribute that the code of *frame* reads now is called next."""
+    """Return whether *frame* calls the attribute that it is reading."""
     code = frame.f_code.co_code
     instruction = frame.f_lasti
     operation = opcode.opname[code[instruction]]
@@ -397,7 +397,7 @@ def _is_called(frame: FrameType) -> bool:
 
 
 def explain_names(classes: Iterable[object]) -> None:
-    """Add what Flink writes in place of members and calls to the errors of *classes*."""
+    """Extend the errors of *classes* with hints about Flink's members and calls."""
     by_name = {kind.__name__: kind for kind in classes if isinstance(kind, type)}
     for kind in by_name.values():
         # The class of most protocols is one of Python, which they share.
@@ -419,7 +419,7 @@ def unknown_name(name: str) -> Exception:
 
 
 def name_elsewhere(name: str) -> Exception:
-    """Return the error for a name that `statelog` does not have, and another package may have."""
+    """Return the error for a name that is not in `statelog` but may be in a subpackage."""
     if name in importlib.import_module("statelog.changelog").__all__:
         return _no_name("statelog", name, f"; it is `statelog.changelog.{name}`")
     if name in PUBLIC_NAMES:

@@ -1,4 +1,4 @@
-"""Escape what log records of statelog contain from storage: names, and errors that name them."""
+"""Escape stored names, and errors that contain them, in statelog's log records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLAIN_RECORDS: Final = PlainRecords()
 
 
 def escape_records() -> None:
-    """Let the loggers of statelog escape what they log; further calls change nothing."""
+    """Make statelog's loggers escape their arguments; repeated calls have no effect."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_PLAIN_RECORDS)
 
@@ -37,7 +37,7 @@ def _plain(argument: object) -> object:
 
 
 class _Line:
-    """An argument as text of one line, made when the record is formatted."""
+    """An argument as one line of text, escaped when the record is formatted."""
 
     def __init__(self, argument: object) -> None:
         self._argument = argument

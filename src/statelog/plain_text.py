@@ -1,5 +1,5 @@
 """
-Escape what a terminal, a log or a reader would obey, before a text is shown.
+Escape control characters before a text is shown on a terminal, in a log or to a reader.
 
 Names of variables, columns, operators, tags and objects come from storage, and others may have
 written them.  A name with an escape sequence rewrites a terminal, one with a line break adds a line
@@ -21,19 +21,19 @@ _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]+")
 
 
 def one_line(text: str) -> str:
-    """Return *text* as one line, with escapes for all characters that are not printable."""
+    """Return *text* as one line, with all unprintable characters escaped."""
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def plain_text(text: str) -> str:
-    """Return *text* as `one_line` does, but with its line breaks and tabs."""
+    """Escape *text* like `one_line`, but keep its line breaks and tabs."""
     if text.isprintable():
         return text
     return "".join(character if character in _LAYOUT else _escape(character) for character in text)
 
 
 def plain_json(text: str) -> str:
-    """Return JSON with its own escapes for characters that are not printable: the same value."""
+    """Replace unprintable characters in JSON by JSON escapes; the value stays the same."""
     return _NOT_ASCII.sub(_json_escapes, text)
 
 

@@ -1,5 +1,5 @@
 """
-Hide secrets that URLs and settings carry, before a text is shown.
+Hide secrets in URLs and settings before a text is shown.
 
 Users write credentials into URLs: `s3://key:secret@bucket`, `sftp://user:password@host`, a query
 string with a signed token; and into settings: `host=example password=secret`, `{'token':
@@ -18,7 +18,7 @@ _PLAIN_SCHEMES: Final = ("file", "memory")
 """Their names are shown as they are: `?` and `@` are ordinary characters of a file name."""
 _KEY_SCHEMES: Final = ("s3", "s3a", "s3n", "gs", "gcs")
 _BUCKET_SCHEMES: Final = (*_KEY_SCHEMES, "http", "https")
-"""What stands before `@` is a credential even without a password.
+"""The text before `@` is a credential even without a password.
 
 Elsewhere it is the name of a user, or of a container (`abfs://container@account...`).
 """
@@ -58,7 +58,7 @@ def redacted(text: str) -> str:
 
 def without_secrets(error: BaseException) -> BaseException:
     """
-    Return *error* if its text has no secrets, else an error of its class that has none.
+    Return *error*, or an error of the same class without the secrets in its text.
 
     For the cause of another error, which a traceback prints too.
     """
@@ -83,7 +83,7 @@ def _shown(match: re.Match[str]) -> str:
 
 
 def _without_user(scheme: str, rest: str) -> str:
-    """Return what follows the slashes, without a password and the key or user before it."""
+    """Return the part after the slashes, without the user or key and the password."""
     host, _, _ = rest.partition("/")
     if "@" in host:
         user = host.rpartition("@")[0]

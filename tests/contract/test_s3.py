@@ -140,5 +140,5 @@ def test_forbidden_plain_http_is_reported(s3_server: S3Server, s3_bucket: str):
 def test_conditional_puts_that_were_switched_off_are_named(s3_server: S3Server, s3_bucket: str):
     options = {**s3_server.options, "conditional_put": "disabled"}
     store = open_store(f"s3://{s3_bucket}/off", storage_options=options)
-    with pytest.raises(StoreError, match="leave the option 'conditional_put' out"):
+    with pytest.raises(StoreError, match="omit the option 'conditional_put'"):
         started(store)

@@ -239,7 +239,7 @@ class TestIceberg(SinkContract):
         monkeypatch.setattr(iceberg, "fail_point", race)
         if rival == "the same batch":
             with pytest.raises(
-                UnavailableError, match="another driver writes to the Iceberg table"
+                UnavailableError, match="a second driver writes to the Iceberg table"
             ):
                 sink.write(batch(1, after=batch(0)))
             self.check(sink, 0, 1)
@@ -403,7 +403,7 @@ class TestIceberg(SinkContract):
             read = catalog.load_table("sales.typed").scan().to_arrow()
         assert [1] == read["small"].to_pylist()
         assert moment.cast(pa.timestamp("us", "UTC")).to_pylist() == read["at"].to_pylist()
-        with pytest.raises(UsageError, match="also has extra: select the columns"):
+        with pytest.raises(UsageError, match="also has extra: select only the table's columns"):
             self.write(table, replace(batch(1), rows=pa.table({"extra": [1]})))
         table.close()
 

@@ -87,8 +87,11 @@ def test_the_result_of_several_tasks_is_made_as_in_flink() -> None:
     result.complete()
     assert [1, 2] == ends
     for wrong, text in (
-        ({tasks[0]: {sets[0]: (0, 7)}}, "place of a set must be one offset, or twice the same"),
-        ({tasks[0]: {}}, "has no place"),
+        (
+            {tasks[0]: {sets[0]: (0, 7)}},
+            "offset of a set must be one offset, or the same offset twice",
+        ),
+        ({tasks[0]: {}}, "has no offset"),
         ([tasks[0]], "tasks_offsets must be a mapping of tasks"),
     ):
         with pytest.raises(sl.UsageError, match=text):

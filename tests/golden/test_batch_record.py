@@ -60,7 +60,7 @@ def test_another_version_is_rejected_by_name(version: int) -> None:
 def test_a_record_without_a_field_is_rejected(name: str) -> None:
     properties = stored()
     del properties[name]
-    with pytest.raises(CheckpointError, match="was not made by a streaming query"):
+    with pytest.raises(CheckpointError, match="was not created by a streaming query"):
         read(properties)
 
 
@@ -117,7 +117,7 @@ def test_unknown_fields_are_left_out() -> None:
     "figures", [{"rows": {"a": 1}}, {"milliseconds": 3}, {"rows": "3"}, {"extras": [1]}, [], 1]
 )
 def test_figures_of_another_form_are_rejected(figures: object) -> None:
-    with pytest.raises(CheckpointError, match="was not made by a streaming query"):
+    with pytest.raises(CheckpointError, match="was not created by a streaming query"):
         read(stored() | {"figures": figures})
 
 

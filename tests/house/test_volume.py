@@ -47,7 +47,7 @@ SEAMS = frozenset({"spark/extension_table.py", "spark/query/face.py"})
 """The tables of the seams, which name extensions."""
 
 NO_FEATURE = re.compile(
-    r"broadcast_vars|broadcastVars|BroadcastThreshold|as a broadcast|holds a broadcast"
+    r"broadcast_vars|broadcastVars|BroadcastThreshold|as a broadcast|a broadcast variable|broadcast variables"
     r"|function(?:'s| has) broadcasts|broadcasts = list|if broadcasts:"
     r"|gc\.unfreeze|after_fork|over a fork|may fork|_Recording\b"
 )
@@ -230,7 +230,7 @@ def test_a_line_names_a_feature_once_or_not_at_all() -> None:
     others = (
         "except CorruptionError as error:",
         "gc.unfreeze()",
-        "the function has broadcasts",
+        "the function uses broadcast variables",
         "StoreError: This process inherited the storage over a fork.",
         "@dataclass(frozen=True)",
     )

@@ -249,7 +249,7 @@ def errors(frame: DataFrame) -> dict[str, Any]:
         "outputMode Complete": lambda: aggregate(
             by_name, F.count().alias("n"), outputMode="complete"
         ),
-        "Append needs an end": lambda: aggregate(
+        "Append requires that each key ends": lambda: aggregate(
             by_name, F.count().alias("n"), outputMode="append"
         ),
         "withWatermark on the input": lambda: aggregate(
@@ -262,7 +262,7 @@ def errors(frame: DataFrame) -> dict[str, Any]:
         "two aggregates have the name 'n'": lambda: aggregate(
             by_name, F.count().alias("n"), F.sum("big").alias("n")
         ),
-        "count() needs a name for its output column: F.count().alias(": lambda: aggregate(
+        "count() requires a name for its output column: F.count().alias(": lambda: aggregate(
             by_name, F.count()
         ),
         "sum takes numbers, not date": lambda: aggregate(by_name, F.sum("day").alias("n")),
@@ -272,7 +272,7 @@ def errors(frame: DataFrame) -> dict[str, Any]:
         ),
         "k=0": lambda: F.top_k("name", 0),
         "rsd=1.5": lambda: F.approx_count_distinct("name", rsd=1.5),
-        "takes names of columns": lambda: F.sum(5),  # type: ignore[arg-type]
+        "takes column names": lambda: F.sum(5),  # type: ignore[arg-type]
         "plain grouping keys": lambda: aggregate(frame.rollup("name"), F.count().alias("n")),
     }
 

@@ -167,7 +167,7 @@ def test_rows_are_stored_with_all_columns(spark: SparkSession, tmp_path: Path) -
         ("record.share", "1.0"),
     ):
         with pytest.raises(
-            UsageError, match=f"{option.removesuffix('.share')} keeps rows with all their columns"
+            UsageError, match=f"{option.removesuffix('.share')} records rows with all columns"
         ):
             writer("late").option(f"statelog.{option}", value).start()
     wait(writer("skips").option("statelog.onError", "skip").start())

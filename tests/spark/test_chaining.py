@@ -328,11 +328,13 @@ def test_impossible_chains_are_refused_at_the_call(chain: Chain) -> None:
         "applyInPandas(lambda rows: rows, 'a int')",
         "pivot('key')",
     ):
-        with pytest.raises(UsageError, match="cannot be grouped for an operator of Spark's"):
+        with pytest.raises(UsageError, match="cannot be grouped for a Spark operator"):
             eval(f"first.groupBy('key').{call}", {"first": first, "F": F})
     with pytest.raises(UsageError, match="withWatermark cannot follow"):
         first.withWatermark("at", "1 second")
-    with pytest.raises(UsageError, match=r"stateLocation is '/other' here and '.*state' at"):
+    with pytest.raises(
+        UsageError, match=r"stateLocation is '/other' for this operator but '.*state' for"
+    ):
         transform_with_state(first.groupBy("key"), Changes(), CHANGES, stateLocation="/other")
     with pytest.raises(UsageError, match="maxParallelism is 64 here"):
         chain.source.spark.conf.set("spark.statelog.maxParallelism", "64")
@@ -344,9 +346,11 @@ def test_impossible_chains_are_refused_at_the_call(chain: Chain) -> None:
         many = chain.first(maxParallelism=16448)
         transform_with_state(many.groupBy("key"), Changes(), CHANGES)
     timed = chain.first(timeMode="ProcessingTime")
-    with pytest.raises(UsageError, match="timeMode is eventtime here and processingtime at"):
+    with pytest.raises(
+        UsageError, match="timeMode is eventtime for this operator but processingtime for"
+    ):
         transform_with_state(timed.groupBy("key"), Changes(), CHANGES, timeMode="EventTime")
-    with pytest.raises(UsageError, match="EventTime needs a watermark"):
+    with pytest.raises(UsageError, match="EventTime requires a watermark"):
         transform_with_state(first.groupBy("key"), Changes(), CHANGES, timeMode="EventTime")
 
 

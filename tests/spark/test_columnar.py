@@ -102,7 +102,7 @@ class Wrong(ColumnarTotals):
     ("what", "message"),
     [
         ("rows", "3 rows for 2 keys"),
-        ("field", "state 'total' has the columns total, rows; the table given has total"),
+        ("field", "state 'total' has the columns total, rows, but the table has total"),
         ("type", "field 'total' takes int64, not string"),
         ("output", "the output has the columns key, total, rows"),
     ],
@@ -137,7 +137,7 @@ def test_what_columns_cannot_do_is_refused(spark: SparkSession, tmp_path: Path) 
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([(1, 5)])
     grouped = source.frame().groupBy("key")
-    with pytest.raises(UsageError, match="give it to transform_with_state"):
+    with pytest.raises(UsageError, match="pass it to transform_with_state"):
         transform_with_state_in_pandas(grouped, ColumnarTotals(), TOTALS)  # type: ignore[arg-type]
     with pytest.raises(ProcessorError, match="use getColumnState"):
         transform_with_state(grouped, Wrong("list"), TOTALS)

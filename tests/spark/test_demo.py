@@ -148,7 +148,7 @@ def test_a_job_killed_in_the_middle_is_exact(tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     status, _, shown = run_demo(tmp_path / "second", "--location", str(tmp_path / "state"))
     assert 2 == status
-    assert "contains state already" in shown
+    assert "already contains state" in shown
 
 
 def started(process: "subprocess.Popen[str]") -> Iterator[str]:

@@ -118,7 +118,7 @@ def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
     enable(session)
     grouped = source.frame().groupBy("key")
     other = BatchSource(session.newSession(), tmp_path / "in", INPUT).frame().groupBy("key")
-    with pytest.raises(UsageError, match=r"no transformWithState of its own: call .*enable"):
+    with pytest.raises(UsageError, match=r"does not have transformWithState: call .*enable"):
         other.transformWithState(Totals(), TOTALS, "Update", "None")
     source.add([(1, 2), (2, 5)])
     stream = grouped.transformWithState(Totals(), TOTALS, "Update", "None")
@@ -143,7 +143,7 @@ def test_a_session_made_from_an_enabled_one_warns(
         record.getMessage() for record in caplog.records if "not enabled" in record.getMessage()
     ]
     assert 1 == len(warnings)
-    assert "needs enable(session)" in warnings[0]
+    assert "Call enable(session)" in warnings[0]
 
 
 def test_a_processor_with_a_broadcast_is_rejected(session: SparkSession, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_processor_with_a_broadcast_is_rejected(session: SparkSession, tmp_pat
     processor: Any = Totals()
     processor.table = session.sparkContext.broadcast({"a": 1})
     grouped = BatchSource(session, tmp_path / "in", INPUT).frame().groupBy("key")
-    with pytest.raises(UsageError, match=r"Totals holds a broadcast variable"):
+    with pytest.raises(UsageError, match=r"Totals contains a broadcast variable"):
         grouped.transformWithStateInPandas(processor, TOTALS, "Update", "None")
 
 

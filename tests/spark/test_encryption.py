@@ -58,7 +58,7 @@ def test_an_encrypted_location_is_used_like_any_other(
     assert {"chk-5", "dstl", "taskowned"} <= {path.name for path in job.state.iterdir()}
     assert not [name for name, content in stored(job.state).items() if b"customer-" in content]
 
-    with pytest.raises(InvalidOptionsError, match="is encrypted, and no keys were given"):
+    with pytest.raises(InvalidOptionsError, match="is encrypted, but no keys were given"):
         sl.open(state).get("total", ("customer-0007",))
     assert (
         sl.open(state, storage_options=encryption).get("total", ("customer-0007",))["total"] == 42

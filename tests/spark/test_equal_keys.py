@@ -53,7 +53,7 @@ def test_impossible_keys_and_inputs_are_rejected(spark: SparkSession, tmp_path: 
             transform_with_state(maps.groupBy(key), Totals(), TOTALS)
     for names in ("amount as v, amount as v", "amount as V, amount as v"):
         twice = frame.selectExpr("key", *names.split(", "))
-        with pytest.raises(UsageError, match=r"several columns of one name: [vV], v"):
+        with pytest.raises(UsageError, match=r"several columns with the same name: [vV], v"):
             transform_with_state(twice.groupBy("key"), Totals(), TOTALS)
     spark.conf.set("spark.sql.caseSensitive", "true")
     try:

@@ -99,7 +99,7 @@ def test_a_processor_that_cannot_be_shipped_is_refused_at_once(job: Job, flavour
     grouped = frame.groupBy("key")
     kind: Any = Totals
     with pytest.raises(
-        UsageError, match=r"is the class Totals; give an instance: Totals\(\.\.\.\)"
+        UsageError, match=r"is the class Totals; pass an instance: Totals\(\.\.\.\)"
     ):
         transform_with_state(grouped, kind, TOTALS)
     with pytest.raises(UsageError, match="or ColumnarProcessor, not a str"):
@@ -149,7 +149,7 @@ def test_output_that_is_lost_is_warned_of_once(job: Job, caplog: pytest.LogCaptu
     transform_with_state(grouped, Forgetful(), TOTALS)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     [misspelt] = [warning for warning in warnings if "no output row of Misspelt" in warning]
-    assert misspelt.startswith("no output row of Misspelt in batch 0 names the columns 'total': ")
+    assert misspelt.startswith("no output row of Misspelt in batch 0 sets the columns 'total': ")
     assert misspelt.endswith("'totl' (did you mean 'total'?)")
     [forgetful] = [warning for warning in warnings if "Forgetful" in warning]
     assert forgetful.startswith("Forgetful.handleInputRows has no `yield` and returns None, so no ")

@@ -123,10 +123,10 @@ class Wider(Totals):
     [
         ({"operator": "other"}, "belongs to operator 'transform_with_state', not 'other'"),
         ({"processor": Wider()}, "state 'total': field 'total' is int64 there, double here"),
-        ({"keys": ["key", "amount"]}, "its key is .*, the query's is"),
-        ({"maxParallelism": 64}, "128 key groups, the query asks for 64"),
-        ({"checkpointLocation": "elsewhere"}, "holds the state of query .*, not of this query"),
-        ({"checkpoint": "empty"}, "checkpoint='empty' was asked for, but .* holds checkpoint 1"),
+        ({"keys": ["key", "amount"]}, "its key is .*, but the query's key is"),
+        ({"maxParallelism": 64}, "128 key groups, but the query requests 64"),
+        ({"checkpointLocation": "elsewhere"}, "contains the state of query .*, not of this query"),
+        ({"checkpoint": "empty"}, "checkpoint='empty' was requested, but .* contains checkpoint 1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -170,7 +170,7 @@ def test_an_adopted_state_fences_the_query_that_had_it(job: Job, tmp_path: Path)
 
     with pytest.raises(StreamingQueryException, match=r"FencedError: .* is fenced"):
         job.run(hand_over, delivery="direct")
-    with pytest.raises(CheckpointError, match="holds the state of query"):
+    with pytest.raises(CheckpointError, match="contains the state of query"):
         job.run()
     job.source.add(batches[2])
     successor.run(tasks=3)

@@ -46,11 +46,11 @@ MISTAKES: dict[str, tuple[Callable[[Mistaken], object], str]] = {
     ),
     "state outside of init": (
         lambda processor: processor.handle.getValueState("total", "n bigint"),
-        r"state 'total': state variables are created in init\(\) only: move the call there",
+        r"state 'total': state variables can be created only in init\(\): move the call there",
     ),
     "timer without a time mode": (
         lambda processor: processor.handle.registerTimer(1),
-        r'this query has None: give timeMode="ProcessingTime" to transform_with_state',
+        r'but this query uses None: pass timeMode="ProcessingTime" to transform_with_state',
     ),
 }
 

@@ -190,7 +190,9 @@ def test_an_operator_after_another_sends_what_it_reads(spark: SparkSession, tmp_
 
 
 def test_aggregate_rejects_the_setting(job: Job) -> None:
-    with pytest.raises(UsageError, match="aggregate reads the columns that its aggregates name"):
+    with pytest.raises(
+        UsageError, match="aggregate reads exactly the columns that its aggregates name"
+    ):
         aggregate(
             job.source.frame().groupBy("key"),
             SF.sum("amount").alias("total"),

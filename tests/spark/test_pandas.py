@@ -114,7 +114,7 @@ def test_wrong_arguments_and_frames_are_named(spark: SparkSession, tmp_path: Pat
     with pytest.raises(Exception, match="key object") as raised:
         job.run(tasks=1)
     assert ProcessorError.__name__ in str(raised.value)
-    with pytest.raises(UsageError, match=r"grouped by \(string\), the stream by \(int\)"):
+    with pytest.raises(UsageError, match=r"grouped by \(string\), but the stream by \(int\)"):
         job.start(initialState=spark.createDataFrame([("a",)], "k string").groupBy("k"))
-    with pytest.raises(UsageError, match="this is a stream"):
+    with pytest.raises(UsageError, match="not of a stream"):
         job.start(initialState=source.frame().groupBy("key"))

@@ -83,7 +83,9 @@ def test_a_forgotten_table_without_a_path_is_refused_with_the_way_out(job: SinkJ
     job.spark.sql(f"drop table {NAME}")  # a table of the catalog's own place takes its files along
     kept.rename(job.out)
     job.add(1)
-    with pytest.raises(UsageError, match=r"has no table kept, but its folder exists .*'path'"):
+    with pytest.raises(
+        UsageError, match=r"does not contain the table kept, but its folder exists .*'path'"
+    ):
         job.writer().toTable(NAME, format="json")
     wait(job.writer().option("path", str(job.out)).toTable(NAME, format="json"))
     assert sorted(job.expected) == rows_of_table(job)

@@ -103,12 +103,12 @@ def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
         job.add(1)
         job.run("parquet")
     assert "another query" not in caplog.text
-    assert "Keep at least twice the interval" in caplog.text, "short_log keeps less"
+    assert "Set the first to at least twice the second" in caplog.text, "short_log keeps less"
     model = TotalsModel()
     for rows in BATCHES:
         job.expected += model.apply(rows)
     job.run("parquet", name="second")
-    assert "has the rows of another query" in caplog.text
+    assert "contains rows of a different query" in caplog.text
     assert sorted(job.expected) == job.rows("parquet")
     entries = {one.name for one in (job.out / "_spark_metadata").glob("[0-9]*")}
     assert {"5.compact", "6"} <= entries <= {"2.compact", "3", "4", "5.compact", "6"}
@@ -146,7 +146,9 @@ def test_files_refuse_a_rewound_query_delta_takes_it(spark: SparkSession, job: S
     for name in ("query", "to_delta"):
         query = str(job.folder / name)
         assert 0 == command(["rewind", query, "--batch-id", "0", "--apply", "--min-idle", "0s"])
-    with pytest.raises(CheckpointError, match=r"has the rows of batch 2 .* continues with batch 1"):
+    with pytest.raises(
+        CheckpointError, match=r"contains the rows of batch 2 .* continues with batch 1"
+    ):
         job.run("parquet")
     assert sorted(job.expected) == job.rows("parquet")
     wait(job.writer("to_delta").start(delta, format="delta"))
@@ -215,7 +217,7 @@ def test_entries_name_their_micro_batches(a_folder: Folder) -> None:
         entries(6).check("a")
     assert 1 == ours.begin(delivered("a", 9))
     (log / "1").write_text("v1")
-    with pytest.raises(FencedError, match="newest entry is 1, this query left it at 0"):
+    with pytest.raises(FencedError, match="newest entry is 1, but this query left it at 0"):
         ours.begin(delivered("a", 10))
     assert entries().begin(delivered("a", 9)) is None
     assert ["1"] == a_folder.records()
@@ -258,7 +260,7 @@ def test_a_run_that_was_killed_leaves_no_record_behind(a_folder: Folder) -> None
 def test_given_up_batches_in_a_folder_are_refused(a_folder: Folder, wrong: Delivered) -> None:
     a_folder.write(delivered("a", 3, plan="planned"))
     a_folder.write(delivered("b", 0))
-    with pytest.raises(CheckpointError, match=r"has the rows of batch 3 .* cannot be taken out"):
+    with pytest.raises(CheckpointError, match=r"contains the rows of batch 3 .* cannot be removed"):
         a_folder.write(wrong)
 
 
@@ -345,9 +347,9 @@ def test_columns_that_a_table_cannot_take_are_refused(job: SinkJob) -> None:
     sql("create temporary view passing as select * from other")
     try:
         for table, options, said in (
-            ("other", {}, "has the columns key, total, the output has key, total, rows"),
+            ("other", {}, "has the columns key, total, but the output has key, total, rows"),
             ("typed", {}, "column total of the table typed is string.*bigint: cast it"),
-            ("buckets", {}, "has buckets"),
+            ("buckets", {}, "is bucketed"),
             ("parts", {"partitionBy": "total"}, "is partitioned by key, not by total"),
             ("parts", {"format": "parquet"}, "has the format orc, and the query writes parquet"),
             ("seen", {}, "is a view"),
@@ -485,7 +487,7 @@ def test_wrong_arguments_of_idempotent_are_refused() -> None:
         (lambda: idempotent(print), "either a location"),
         (lambda: idempotent(print, "x", written=lambda *_: True), "either a location"),
         (lambda: idempotent(print, "x", record_first="no"), "record_first"),  # type: ignore[arg-type]
-        (lambda: idempotent(3, "x"), "takes a function"),  # type: ignore[arg-type]
+        (lambda: idempotent(3, "x"), "requires a function"),  # type: ignore[arg-type]
     ):
         with pytest.raises(UsageError, match=said):
             wrong()

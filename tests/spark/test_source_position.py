@@ -82,7 +82,7 @@ def test_a_batch_that_is_planned_anew_is_refused_and_with_its_files_back_goes_on
     shutil.copytree(query, tmp_path / "whole")
     forget_newest_batch(query, sources=is_log_lost)
     job.source.add(BATCHES[3])
-    refused(job, r"planned batch \d+ again: it covers other input")
+    refused(job, r"planned batch \d+ again: it covers different input")
     replace(query, tmp_path / "whole")
     job.run(delivery="staged")
     expected = [model.apply(rows) for rows in BATCHES[:4]]
@@ -247,7 +247,7 @@ def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_cla
     before, there = claims(job.state), committed(job.state)[-1]
     for changes, message in (
         ({"checkpoint": 17}, "checkpoint 17 does not exist"),
-        ({"checkpoint": there, "maxParallelism": 64}, "128 key groups, the query asks for 64"),
+        ({"checkpoint": there, "maxParallelism": 64}, "128 key groups, but the query requests 64"),
         (
             {"checkpoint": there, "timeMode": "ProcessingTime", "operator": "x"},
             "belongs to operator",

@@ -236,7 +236,7 @@ def test_an_observation_after_an_operator_has_each_batch(job: Job, delivery: str
 
 def test_an_observation_behind_the_operator_has_a_name(job: Job) -> None:
     stream = transform_with_state(job.source.frame().groupBy("key"), Totals(), TOTALS)
-    with pytest.raises(UsageError, match=r"takes a name.*observedMetrics"):
+    with pytest.raises(UsageError, match=r"requires a name.*observedMetrics"):
         stream.observe(Observation("seen"), count(lit(1)).alias("n"))  # type: ignore[arg-type]
     with pytest.raises(AnalysisException):
         stream.observe("seen", col("no_such_column"))

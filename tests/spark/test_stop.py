@@ -65,7 +65,7 @@ def test_a_job_that_another_cancels_is_reported_as_cancelled(spark, tmp_path, by
                 spark.sparkContext.cancelAllJobs()
         time.sleep(0.1)
     said = (
-        r"^UnavailableError: batch \d+ was not finished, because a Spark job of it was cancelled, and "
+        r"^UnavailableError: batch \d+ was not finished, because one of its Spark jobs was cancelled, but "
         r"not by the query's stop\(\): Job \d+ cancelled .*[^.]\. Nothing is lost: start the query "
     )
     with pytest.raises(StreamingQueryException, match=said):

@@ -74,10 +74,10 @@ def test_rows_of_both_inputs_reach_one_key(spark: SparkSession, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("names", "keys", "event_time", "message"),
     [
-        ([], ["id"], None, "needs at least one input"),
-        (["order"], [], None, "needs the key columns"),
-        (["input"], ["id"], None, "an input cannot be called 'input'"),
-        (["id"], ["id"], None, "an input cannot be called 'id'"),
+        ([], ["id"], None, "requires at least one input"),
+        (["order"], [], None, "requires the key columns"),
+        (["input"], ["id"], None, "an input cannot be named 'input'"),
+        (["id"], ["id"], None, "an input cannot be named 'id'"),
         (["order", "payment"], ["id", "amount"], None, "'payment' does not have the column amount"),
         (["order", "other"], ["id"], None, "'id' differs: bigint in 'order', string in 'other'"),
         (["order", "other"], ["at"], None, "'other' does not have the column at"),

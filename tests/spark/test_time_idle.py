@@ -193,12 +193,12 @@ def test_an_earlier_operator_advances_when_idle(spark: SparkSession, tmp_path: P
 
 
 def test_what_event_time_needs_is_said_before_the_query_starts(job: Job) -> None:
-    with pytest.raises(UsageError, match="EventTime needs a watermark; call withWatermark"):
+    with pytest.raises(UsageError, match="EventTime requires a watermark; call withWatermark"):
         job.start(timeMode="EventTime")
-    with pytest.raises(UsageError, match="a watermark needs to be defined first"):
+    with pytest.raises(UsageError, match="the input does not have a watermark"):
         job.start(eventTimeColumnName="due")
     late = job.source.frame().selectExpr("key", "timestamp_millis(wait_ms) AS at")
-    with pytest.raises(ProcessorError, match=r"'value': a time to live needs .*ProcessingTime"):
+    with pytest.raises(ProcessorError, match=r"'value': a time to live requires .*ProcessingTime"):
         transform_with_state(
             late.withWatermark("at", "1 second").groupBy("key"),
             Alarm(),

@@ -358,7 +358,9 @@ def test_a_state_that_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: 
     with pytest.raises(CheckpointError, match="checkpoint 7") as raised:
         to_spark(spark, state, target, checkpoint=7)
     assert raised.value.reason == "not_found"
-    with pytest.raises(UsageError, match="no state other; the checkpoint has total"):
+    with pytest.raises(
+        UsageError, match="the state other does not exist; the checkpoint contains total"
+    ):
         to_spark(spark, state, target, variables=["other"])
     assert to_spark(spark, state, target, variables=["total"]).count() == 2
     for call in (
@@ -370,7 +372,7 @@ def test_a_state_that_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: 
     with pytest.raises(CheckpointError) as raised:
         spark_checkpoint(spark, old, state, str(tmp_path / "new"), checkpoint=7)
     assert raised.value.reason == "not_found"
-    with pytest.raises(UsageError, match=r"of query \(none\), the state is that of query"):
+    with pytest.raises(UsageError, match=r"of query \(none\), but the state is that of query"):
         spark_checkpoint(spark, str(tmp_path / "input"), state, str(tmp_path / "new"))
     spark.conf.set("spark.sql.streaming.fileSource.log.compactInterval", "2")
     try:

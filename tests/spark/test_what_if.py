@@ -114,7 +114,7 @@ def test_changed_code_differs_where_it_changes(spark: SparkSession, tmp_path: Pa
     )
     assert not found.is_same
     assert "keys whose state differs in transform_with_state: 1\n" in str(found)
-    with pytest.raises(CheckpointError, match="has run on the fork"):
+    with pytest.raises(CheckpointError, match="has already run on the fork"):
         what_if(fork, stream_of(job, Capped()), until=until)
     # Switch: the changed query goes on from the fork, with the rows that follow.
     assert fork.query is not None
@@ -134,7 +134,7 @@ def test_what_cannot_be_compared_is_said(spark: SparkSession, tmp_path: Path) ->
     job = job_of(spark, tmp_path, {"delivery": "direct"})
     run_batches(job, BATCHES[:2])
     fork = fork_of(job)
-    with pytest.raises(CheckpointError, match="no checkpoint after batch"):
+    with pytest.raises(CheckpointError, match="a checkpoint after the forked batch"):
         what_if(fork, stream_of(job, Totals()))
     with pytest.raises(UsageError, match="transform_with_state"):
         what_if(fork, spark.range(1))

@@ -1,5 +1,5 @@
 """
-The protocol of a writer, and the availability of upload capacity.
+The writer protocol, and the availability of upload capacity.
 
 Source: Flink, StateChangelogWriter and AvailabilityProvider.  Deviation: `wait` has a time-out and
 returns how it ended.
@@ -21,7 +21,7 @@ from statelog.runtime.lock import Lock, ThreadLock
 from statelog.runtime.pool import Pool, PoolFuture
 
 _LONGEST_WAIT_S: Final = 1e9
-"""Longer waits would overflow what the system takes."""
+"""Longer waits would overflow the system's limit."""
 
 
 def _completed() -> Future[None]:
@@ -65,7 +65,7 @@ class AvailabilityProvider:
 
     @property
     def is_available(self) -> bool:
-        """Whether an upload of any size would be taken without waiting."""
+        """Whether an upload of any size would be accepted without waiting."""
         return self._has_room is None or self._future.done()
 
     @property
@@ -100,7 +100,7 @@ class AvailabilityProvider:
 
     def refresh(self) -> None:
         """
-        Check for capacity and complete the future on a change.
+        Check the capacity, and complete the future if it changed.
 
         Capacity is read again under the lock, so the order of concurrent calls does not matter.
         Callbacks of the future run on the callback pool, or here if there is none.
@@ -151,11 +151,11 @@ class StateChangelogWriter(Protocol):
         ...
 
     def initial_sequence_number(self) -> SequenceNumber:
-        """Return the number of the writer's first change set."""
+        """Return the sequence number of the writer's first change set."""
         ...
 
     def next_sequence_number(self) -> SequenceNumber:
-        """Return a number above all changes appended so far."""
+        """Return a sequence number above the numbers of all changes appended so far."""
         ...
 
     def persist(self, from_sqn: SequenceNumber | int, checkpoint_id: int = 0) -> PersistFuture:
@@ -165,7 +165,7 @@ class StateChangelogWriter(Protocol):
     def confirm(
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
-        """Hand the files of [from_sqn, to_sqn) over to a completed checkpoint."""
+        """Transfer ownership of the files of [from_sqn, to_sqn) to a completed checkpoint."""
         ...
 
     def reset(

@@ -46,7 +46,7 @@ _FEW_BYTES = 1 << 20
 def batches_of(
     key_groups: list[Any], values: list[Any], has_batches: bool
 ) -> tuple[tuple[ChangeBatch, ...], int]:
-    """Return what was appended, in order, as batches, and its size in bytes."""
+    """Return the appended changes in order, as batches, and their size in bytes."""
     if not has_batches:
         rows = _batch_of_rows(key_groups, values)
         return (rows,), rows.size_bytes
@@ -70,7 +70,7 @@ def batches_of(
 
 
 def _batch_of_rows(key_groups: list[int], values: list[bytes]) -> ChangeBatch:
-    """Return changes that were appended one by one as a batch; few of them stay rows."""
+    """Return changes that were appended one by one as a batch, or as rows if there are few."""
     if len(values) <= FEW_ROWS and sum(map(len, values)) <= _FEW_BYTES:
         return ChangeRows(tuple(key_groups), tuple(values))
     column = pa.array(values, pa.binary())
@@ -95,7 +95,7 @@ def as_bytes(value: object) -> bytes:
 
 
 def check_length(length: int) -> None:
-    """Refuse a value that no change set can hold."""
+    """Reject a value that is too long for a change set."""
     if length > INT32_MAX:
         raise UsageError(
             f"a change of {length:,} bytes is too long: the limit is {INT32_MAX:,} bytes; split "
@@ -105,7 +105,7 @@ def check_length(length: int) -> None:
 
 def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> ChangeBatch:
     """
-    Return the columns of a caller as a batch.
+    Return the caller's columns as a batch.
 
     The key groups are copied, the values are not.
     """
@@ -138,7 +138,7 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
         and not ~INT32_MAX <= column.min() <= column.max() <= INT32_MAX
     ):
         raise KeyGroupOutOfRangeError(
-            "a key group exceeds 32 bits; use a key group of the writer's range",
+            "a key group does not fit in 32 bits; use key groups in the writer's range",
             key_group=int(column.max()),
         )
     if pa.types.is_large_binary(values.type) and value_bytes(values) > INT32_MAX:
@@ -147,7 +147,7 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
 
 
 def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
-    """Return the chunks as one array, without a copy where there is one chunk."""
+    """Return the chunks as one array, without a copy if there is only one."""
     if values.num_chunks == 1:
         return values.chunk(0)
     if pa.types.is_binary(values.type) and values.nbytes > INT32_MAX:
@@ -164,7 +164,7 @@ def noting_interrupts(
     call: Callable[Concatenate[Side, P], T],
 ) -> Callable[Concatenate[Side, P], T]:
     """
-    Report an interrupt of a call of a writer: by Ctrl-C, or another exception of a signal.
+    Report that Ctrl-C or a signal handler's exception interrupted a writer's call.
 
     Such an exception may be raised between any two steps of the main thread, so what the call had
     begun may be half done.
@@ -228,11 +228,11 @@ class AppendSide(ABC):
 
     @abstractmethod
     def _flush(self) -> None:
-        """Upload everything held, before a checkpoint requests it."""
+        """Upload all pending changes before a checkpoint requests them."""
 
     @abstractmethod
     def _interrupted(self, error: BaseException) -> None:
-        """Refuse later calls: a call was interrupted."""
+        """Reject later calls, because a call was interrupted."""
 
     def append(self, key_group: int, value: bytes) -> None:
         """
@@ -281,7 +281,7 @@ class AppendSide(ABC):
     @noting_interrupts
     def append_meta(self, value: bytes) -> None:
         """
-        Append a metadata change, which every reader receives whatever its key groups.
+        Append a metadata change, which every reader receives regardless of its key groups.
 
         Raises:
             UsageError: As for `append`.
@@ -332,7 +332,7 @@ class AppendSide(ABC):
             self._flush()
 
     def _append_checked(self, key_group: int, value: bytes) -> None:
-        """Append a change after a check of its length; upload at the threshold."""
+        """Check a change's length and append it; upload at the threshold."""
         check_length(len(value))
         self._free_bytes = free_bytes = self._free_bytes - len(value)
         self._add((key_group, value))
@@ -341,7 +341,7 @@ class AppendSide(ABC):
 
     def _take_batches(self) -> tuple[tuple[ChangeBatch, ...], int]:
         """
-        Return what was appended since the last cut, and its size in bytes.
+        Return the changes appended since the last cut, and their size in bytes.
 
         Called under the lock.  Other threads may append meanwhile; these changes are in the next
         set.
@@ -361,19 +361,19 @@ class AppendSide(ABC):
         return taken
 
     def _measure_free_bytes(self, pending_bytes: int) -> None:
-        """Set how many bytes may be appended before a flush, with *pending_bytes* cut already."""
+        """Set how many bytes may be appended before a flush, after *pending_bytes* were cut."""
         appended_bytes = self._start_free_bytes - self._free_bytes if self._appended else 0
         self._start_free_bytes = self._threshold_bytes - pending_bytes
         self._free_bytes = self._start_free_bytes - appended_bytes
 
     def _end_appends(self) -> None:
-        """Send every later append to the slow path, which refuses it."""
+        """Route every later append to the slow path, which rejects it."""
         # Closed without a lock: an append compares its key group with this range anyway.
         self._start = _CLOSED_START
         self._end = _CLOSED_START - 1
 
     def _forget_appended(self) -> None:
-        """Drop what was appended since the last cut."""
+        """Discard the changes appended since the last cut."""
         self._appended.clear()
 
     def _checked_key_group(self, key_group: object) -> int:
@@ -382,7 +382,7 @@ class AppendSide(ABC):
         try:
             number = operator.index(key_group)  # type: ignore[arg-type]
         except TypeError:
-            expected = f"a whole number in {self._key_group_range}, the range of the writer"
+            expected = f"a whole number in {self._key_group_range}, the writer's range"
             raise refused("key_group", expected, key_group) from None
         if number not in self._key_group_range:
             self._refuse(number)

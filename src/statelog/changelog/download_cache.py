@@ -81,7 +81,7 @@ class _File:
 
 class DownloadCache(ClosesAtExit):
     """
-    Reads changelog files of a store through files on local disk.
+    Caches a store's changelog files on local disk.
 
     Invariants:
       1. the files that are written or being written have at most *max_bytes* together;
@@ -117,7 +117,7 @@ class DownloadCache(ClosesAtExit):
         arguments.duration(idle_timeout, "idle_timeout", error=InvalidOptionsError)
         if not directories or max_bytes < 0:
             raise InvalidOptionsError(
-                f"a download cache needs a directory and a bound of at least 0 bytes, not "
+                f"a download cache needs a directory and a max_bytes of at least 0, not "
                 f"{list(directories)} and {max_bytes}"
             )
         self._directories = [os.path.abspath(os.fspath(directory)) for directory in directories]
@@ -138,12 +138,12 @@ class DownloadCache(ClosesAtExit):
 
     @property
     def url(self) -> str:
-        """Root of the store as a URL."""
+        """URL of the store's root."""
         return self._store.url
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of this process's files on disk, unfinished files included."""
+        """Size of this process's files on disk, including unfinished files."""
         with self._runtime.lock:
             return self._used_bytes()
 
@@ -203,7 +203,7 @@ class DownloadCache(ClosesAtExit):
 
     def get_again(self, path: str) -> memoryview:
         """
-        Return the whole file from the store, and drop a copy on disk; raises as `get`.
+        Return the whole file from the store, and delete the copy on disk; raises like `get`.
 
         Blocks: For the store.   Thread: any.
         """
@@ -273,7 +273,7 @@ class DownloadCache(ClosesAtExit):
             self._remove(self._file_of(path))
 
     def _fetch(self, path: str) -> memoryview:
-        """Return the file, left on disk by another process or from the store, and keep it."""
+        """Take the file from a different process's cache or from the store, and keep it."""
         try:
             # 1. A file of this name may be here already, from another process of this host.
             self._remove_leftovers()
@@ -318,7 +318,7 @@ class DownloadCache(ClosesAtExit):
             del self._files[path]
 
     def _to_evict(self, size_bytes: int) -> list[str] | None:
-        """Return what to evict for a file of *size_bytes*; None if that is not enough."""
+        """Return the files to evict for *size_bytes* more; None if that is not enough."""
         free_bytes = self._max_bytes - self._used_bytes()
         evicted = []
         # The oldest use first.  A file that is being written cannot be evicted.
@@ -342,13 +342,13 @@ class DownloadCache(ClosesAtExit):
     # --- what happens to a file -------------------------------------------------------------------
 
     def _failed(self, path: str) -> None:
-        """Forget a file that could not be fetched or written."""
+        """Discard the entry of a file that could not be fetched or written."""
         with self._runtime.lock:
             self._files.pop(path, None)
             self._runtime.lock.notify_all()
 
     def _reserve(self, path: str, size_bytes: int, whole: bool) -> bool:
-        """Reserve space for a file, evicting others; return False if the file is not kept."""
+        """Reserve space for a file, evicting others; return False if the file cannot be kept."""
         with self._runtime.lock:
             if not whole or size_bytes > self._max_bytes:
                 self._not_kept.add(path)  # no caller waits for another's download of it
@@ -367,7 +367,7 @@ class DownloadCache(ClosesAtExit):
         return evicted is not None
 
     def _written(self, path: str, proof: int) -> None:
-        """Make a file readable that is stored under its name."""
+        """Make a stored file available to readers."""
         with self._runtime.lock:
             closed = self._closed
             if closed:
@@ -440,7 +440,7 @@ class DownloadCache(ClosesAtExit):
         return os.path.join(directory, _PREFIX + digest[:40])
 
     def _remove_leftovers(self) -> None:
-        """At the first use, remove files that dead processes left in the directories."""
+        """On first use, remove files that dead processes left in the directories."""
         with self._runtime.lock:
             if self._cleaned:
                 return

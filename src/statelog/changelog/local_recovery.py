@@ -88,7 +88,7 @@ class LocalRecoveryConfig:
     @classmethod
     def from_mapping(cls, settings: Mapping[str, object]) -> LocalRecoveryConfig:
         """
-        Build it from Flink's keys; other keys are ignored.
+        Build the configuration from Flink's keys; ignore other keys.
 
         Both switches are off by default, and `local-backup.enabled` defaults to `from-local`, as
         in Flink.  Directories are separated by commas or by the system's path separator.
@@ -264,7 +264,7 @@ class LocalBackup(ClosesAtExit):
 
     def start(self, name: str, content: Buffers) -> LocalCopy:
         """
-        Begin to write a copy in the background.
+        Start writing a copy in the background.
 
         Args:
             name: File name of the remote object, unique.
@@ -291,7 +291,7 @@ class LocalBackup(ClosesAtExit):
 
     def settle(self, copy: LocalCopy, *, wanted: bool) -> bool:
         """
-        End a copy; return whether it is complete and wanted, else remove it.
+        Finish a copy; return whether it is complete and needed, or remove it.
 
         Blocks: For the patience, if it is wanted and not complete.
         """

@@ -1,5 +1,5 @@
 """
-Files of this host, and the registry of local copies: which checkpoint uses which.
+Track which checkpoint uses which local copy on this host.
 
 A file here is not made durable: it is optional, and a torn one is detected when it is read.  Code
 uses the disk through a `LocalDisk`, so that a simulation can replace it.
@@ -42,7 +42,7 @@ class LocalDisk(Source, Protocol):
     """Files by absolute path, for any thread; a disk may hang."""
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return *length* bytes from *start*; fewer only where the file ends."""
+        """Return *length* bytes from *start*; fewer only at the end of the file."""
         ...
 
     def put(self, path: str, content: Buffers, temporary: str) -> None:
@@ -50,7 +50,7 @@ class LocalDisk(Source, Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file; raise `OSError` if that is not possible."""
+        """Remove a file; raise `OSError` if that fails."""
         ...
 
 
@@ -64,7 +64,7 @@ class LocalFiles:
         return _read(path, 0, -1)
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return *length* bytes from *start*; fewer only where the file ends."""
+        """Return *length* bytes from *start*; fewer only at the end of the file."""
         return _read(path, start, length)
 
     def put(self, path: str, content: Buffers, temporary: str) -> None:
@@ -201,7 +201,7 @@ class LocalChangelogRegistry(ClosesAtExit):
 
     def abort(self, checkpoint_id: int) -> None:
         """
-        Record that a checkpoint was aborted; copies of other checkpoints are kept.
+        Record that a checkpoint was aborted; keep the copies of other checkpoints.
 
         Thread: any.
         Source: Flink, FsStateChangelogWriter.reset, which discards up to *checkpoint_id* + 1 and
@@ -229,7 +229,7 @@ class LocalChangelogRegistry(ClosesAtExit):
 
     def release(self, path: str) -> None:
         """
-        Record that no log has sets of the file.
+        Record that no log contains change sets of the file.
 
         Thread: any.
         """
@@ -241,7 +241,7 @@ class LocalChangelogRegistry(ClosesAtExit):
 
     def drop(self, path: str) -> None:
         """
-        Delete a copy whose remote file was deleted, in use or not.
+        Delete a copy after its remote file was deleted, even if it is in use.
 
         Thread: any.
         """

@@ -1,5 +1,5 @@
 """
-Read the changes of a handle: every byte is verified, each file is fetched once.
+Read a handle's changes: verify every byte, and fetch each file once.
 
 The functions need only the store, no storage.  Each file is read from its host-local copy if that
 exists and is intact, else from the store.
@@ -72,21 +72,21 @@ CHANGE_SCHEMA = pa.schema(
 
 _FLAG_SIZE = 1
 _RANGED_GET_FRACTION = 0.5
-"""A single set is fetched alone if it is at most this part of its file."""
+"""A single set is fetched alone if it is at most this fraction of its file."""
 
 _LOCAL_FILES = LocalFiles()
 
 _new_change = partial(tuple.__new__, StateChange)
 Part: TypeAlias = tuple[ChangelogStateHandle, KeyGroupRange]
 _WINDOW_BYTES: Final = 32 * 1024 * 1024
-"""Of values that are read at once; a larger handle is read alone, one set after another."""
+"""Maximum value bytes to read at once; larger handles are read alone, set by set."""
 
 
 class FileSource(Source, Protocol):
     """A source of whole files and ranges: an `ObjectStore`, a `DownloadCache`, local files."""
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return *length* bytes from *start*; fewer only where the file ends."""
+        """Return *length* bytes from *start*; fewer only at the end of the file."""
         ...
 
 
@@ -159,7 +159,7 @@ def read_change_batches(
     metrics: Metrics | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """
-    Yield the changes of *handle* in columns, one batch or more for each set.
+    Yield the changes of *handle* in columns, one or more batches for each set.
 
     Args:
         store: The store that contains the files of the handle.
@@ -222,7 +222,7 @@ def _read_sets(
             raise ObjectNotFoundError(
                 f"changelog file {stream.name} of handle {handle.state_handle_id} (checkpoint "
                 f"{handle.checkpoint_id}) is missing in {store.url}: it was deleted, or the handle "
-                "belongs to another store; check the location",
+                "belongs to a different store; check the location",
                 path=stream.name,
             ) from error
 
@@ -291,7 +291,7 @@ def _read_entries(
 
 
 def _sets_of(segment: Segment, entries: list[HandleAndOffset]) -> Iterable[ChangeBatch]:
-    """Return the sets of *entries*, whose bytes are verified before the first one is returned."""
+    """Verify the bytes of all *entries*, and then return their sets."""
     if segment.trailer is None:  # each set has its own checksum at most
         return [_set_at(segment, None, entry) for entry in entries]
     index = segment.sets_by_offset()
@@ -302,7 +302,7 @@ def _read_lone_set(
     store: FileSource, stream: StreamStateHandle, entry: HandleAndOffset
 ) -> ChangeBatch | None:
     """
-    Fetch one set by its position; None if the whole file must be read.
+    Fetch one set by its position; return None if the whole file must be read.
 
     A framed file has other bytes at that position, or ends before it.  Then the checksum does not
     match, or the store refuses the range, and the whole file is read next.
@@ -325,7 +325,7 @@ def _read_lone_set(
 def _set_at(
     segment: Segment, index: dict[int, SetEntry] | None, entry: HandleAndOffset
 ) -> ChangeBatch:
-    """Decode the set of *entry*, after a check that the file has such a set."""
+    """Check that the file contains the set of *entry*, and decode it."""
     where = segment.where
     offset = entry.offset
     size_bytes = entry.size_bytes
@@ -337,8 +337,8 @@ def _set_at(
             or entry.crc32c not in (None, position.crc32c)
         ):
             raise CorruptionError(
-                f"{where} has no change set at payload offset {offset} of the size and checksum its "
-                "handle names: the handle belongs to another file",
+                f"{where} does not contain a change set of the handle's size and checksum at "
+                f"payload offset {offset}: the handle belongs to a different file",
                 path=where,
                 offset=offset,
             )
@@ -395,7 +395,7 @@ def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa
 
 
 def _windows(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Yield the parts that are read at once; a part that is too large alone."""
+    """Yield groups of parts to read at once; a part that is too large forms its own group."""
     window: list[Part] = []
     size = 0
     for part in parts:
@@ -427,7 +427,7 @@ def _read(store: ObjectStore, parts: Sequence[Part]) -> list[list[pa.RecordBatch
 
 
 class ByteSink(Protocol):
-    """Takes bytes in order: an open binary file, `io.BytesIO`, a socket's file."""
+    """Accepts bytes in order: an open binary file, `io.BytesIO`, a socket's file."""
 
     def write(self, data: Buffer, /) -> object:
         """Store *data*."""
@@ -449,7 +449,7 @@ class StateChangeFormat:
         self, out: ByteSink, change_sets: Iterable[StateChangeSet]
     ) -> dict[StateChangeSet, SetEntry]:
         """
-        Write a whole file with *change_sets*, in this order.
+        Write *change_sets* as one whole file, in this order.
 
         Args:
             out: Takes the file; it is neither flushed nor closed.
@@ -481,7 +481,7 @@ class StateChangeFormat:
 
     def read(self, data: Buffer, offset: int = 0) -> Iterator[StateChange]:
         """
-        Yield the changes of one set of a file, which statelog or Flink wrote.
+        Yield the changes of one set in a file that statelog or Flink wrote.
 
         Args:
             data: The whole file; every checksum it has is verified.

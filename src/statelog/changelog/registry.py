@@ -1,5 +1,5 @@
 """
-The registry of uploaded files: who owns each, and the deletion of unneeded ones.
+Track who owns each uploaded file, and delete files that are no longer needed.
 
 ::
 
@@ -58,7 +58,7 @@ class _File:
 
 class TaskChangelogRegistry(ClosesAtExit):
     """
-    Tracks the files of one storage and deletes those that became garbage.
+    Tracks the files of one storage and deletes files that became garbage.
 
     Args:
         store: The store that contains the files, or its path or URL.
@@ -123,7 +123,7 @@ class TaskChangelogRegistry(ClosesAtExit):
             self._files[handle.path] = _File(num_sets, copy_path)
 
     def offer(self, handle: StreamStateHandle) -> None:
-        """Record that the writer returned a handle that names the file."""
+        """Record that the writer returned a handle that refers to the file."""
         if _is_file(handle):
             with self._runtime.lock:
                 file = self._files.get(handle.path)
@@ -140,7 +140,7 @@ class TaskChangelogRegistry(ClosesAtExit):
                     file.owner = FileOwner.CHECKPOINT
 
     def release(self, handle: StreamStateHandle) -> None:
-        """Release one set of the file; without sets and checkpoint it is deleted."""
+        """Release one set of the file; delete the file if no set or checkpoint needs it."""
         if _is_file(handle):
             with self._runtime.lock:
                 file = self._files.get(handle.path)
@@ -154,7 +154,7 @@ class TaskChangelogRegistry(ClosesAtExit):
             self._clean_up(handle.path, file)
 
     def discard(self, handle: StreamStateHandle) -> None:
-        """Delete a file that is in no result."""
+        """Delete a file that is not in any result."""
         if _is_file(handle):
             with self._runtime.lock:
                 # An attempt may fail before its file is tracked, and may have written it all the
@@ -177,7 +177,7 @@ class TaskChangelogRegistry(ClosesAtExit):
 
     def close(self, timeout_s: Seconds = 5.0) -> None:
         """
-        Wait for running deletions; those that exceed the time-out are left running.
+        Wait for running deletions, up to the time-out; slower deletions continue.
 
         Blocks: At most *timeout_s*, which is in seconds or a `timedelta`.
         """
@@ -218,7 +218,7 @@ class TaskChangelogRegistry(ClosesAtExit):
 
 
 def _is_file(handle: object) -> TypeGuard[FileStateHandle]:
-    """Return whether there is a file to track; inline state has none."""
+    """Return whether the handle has a file to track; inline state does not."""
     if isinstance(handle, FileStateHandle):
         return True
     if not isinstance(handle, ByteStreamStateHandle):

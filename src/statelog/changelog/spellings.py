@@ -1,4 +1,4 @@
-"""Name our spellings in the errors of the public classes for Flink's, at the import."""
+"""Make errors about Flink's names show statelog's names."""
 
 from statelog import changelog
 from statelog.flink_names import explain_names

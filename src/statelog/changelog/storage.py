@@ -1,5 +1,5 @@
 """
-The storage of changelogs: the entry point of a job, which assembles all parts.
+The changelog storage: a job's entry point, which assembles all parts.
 
 Source: Flink, FsStateChangelogStorage.  Deviations: it closes its writers; its construction starts
 no thread and sends no request to the store.
@@ -54,7 +54,7 @@ def download_cache(
     runtime: Runtime,
     metrics: Metrics,
 ) -> DownloadCache | None:
-    """Return the cache of downloaded files; None without directories and for local disk."""
+    """Return the download cache; None without directories or for local disk."""
     if not directories or store.url.startswith("file:"):
         return None
     # Imported here: only a storage with directories for it has a cache.
@@ -71,7 +71,7 @@ def download_cache(
 
 
 def local_copies(options: LocalRecoveryOptions) -> LocalRecoveryConfig | None:
-    """Return where local copies are; None where they are neither written nor read."""
+    """Return where local copies are stored; None if they are neither written nor read."""
     if not options.backup and not options.recovery:
         return None
     # Imported here: only a storage with local copies needs it.
@@ -209,7 +209,7 @@ class FsStateChangelogStorage(ClosesAtExit):
         return TaskChangelogRegistry(self._store, copies=copies, runtime=self._runtime)
 
     def _new_scheduler(self) -> StateChangeUploadScheduler:
-        """Return the scheduler of the options, whose files the registry tracks."""
+        """Return the scheduler that the options describe; the registry tracks its files."""
         return StateChangeUploadScheduler.from_config(
             self._options,
             self._store,
@@ -277,7 +277,7 @@ class FsStateChangelogStorage(ClosesAtExit):
 
     @property
     def job_id(self) -> str:
-        """Folder of this job below the root of the store."""
+        """Folder of this job below the store's root."""
         return self._job_id
 
     @property
@@ -297,13 +297,13 @@ class FsStateChangelogStorage(ClosesAtExit):
 
     @property
     def objects(self) -> ObjectUploads:
-        """Puts whole objects, such as snapshots, by the policy of the options."""
+        """Uploads whole objects, such as snapshots, with the retry policy of the options."""
         return self._objects
 
     @property
     def interrupted(self) -> bool:
         """
-        Whether a call of a writer was interrupted.
+        Whether a writer's call was interrupted.
 
         The storage must be closed and opened again.
         """
@@ -311,13 +311,13 @@ class FsStateChangelogStorage(ClosesAtExit):
 
     @property
     def inline_bytes(self) -> int:
-        """Changes of one upload up to this size stay in their handles; may be set again."""
+        """Uploads of at most this many bytes stay inline in their handles; may be changed."""
         return 0 if self._inline is None else self._inline.threshold_bytes
 
     @inline_bytes.setter
     def inline_bytes(self, size: int) -> None:
         if self._inline is None:
-            raise UsageError("this storage has files only; construct it with inline_bytes")
+            raise UsageError("this storage writes files only; pass inline_bytes when you create it")
         self._inline.threshold_bytes = arguments.whole_number(size, "inline_bytes", low=0)
 
     def create_writer(
@@ -481,7 +481,7 @@ class FsStateChangelogStorage(ClosesAtExit):
 
     def _interrupted(self, error: BaseException) -> None:
         """
-        Refuse later calls of all writers, and fail their open persists.
+        Reject later calls of all writers, and fail their pending persists.
 
         All, because what was interrupted may have been a step of the scheduler that they share.
         """

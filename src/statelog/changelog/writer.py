@@ -1,5 +1,5 @@
 """
-The writer: numbered change sets, made durable on request.
+The writer: it numbers change sets and makes them durable on request.
 
 Appends are in `append_side.py`; they take no lock.  Everything that concerns sets is decided by
 `core/change_log.py`, under the storage's lock.  So any thread may call a writer: each call is one
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterContext:
     """
-    What all writers of a storage share.
+    The parts that all writers of a storage share.
 
     Args:
         scheduler: Uploads change sets.
@@ -96,7 +96,7 @@ class WriterContext:
 
 class FsStateChangelogWriter(AppendSide, ClosesAtExit):
     """
-    A writer whose change sets become files of an object store.
+    Writes change sets as files in an object store.
 
     `FsStateChangelogStorage.create_writer` returns one; do not construct it.
 
@@ -149,13 +149,13 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         return self._key_group_range
 
     def initial_sequence_number(self) -> SequenceNumber:
-        """Return the number of the first change set, which is always 0."""
+        """Return the sequence number of the first change set, which is always 0."""
         return SequenceNumber(0)
 
     @noting_interrupts
     def next_sequence_number(self) -> SequenceNumber:
         """
-        Return a number above all changes appended so far.
+        Return a sequence number above the numbers of all changes appended so far.
 
         No later change has a lower number.  Without appends between them, calls return the same
         number.
@@ -229,7 +229,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
         """
-        Hand the files of [from_sqn, to_sqn) over to the completed checkpoint.
+        Transfer ownership of the files of [from_sqn, to_sqn) to the completed checkpoint.
 
         From here on only the checkpoint side may delete them.  For a set that is uploading this
         holds when its upload ends; a failed upload ends the confirmation.  Truncated numbers in the
@@ -256,7 +256,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
         """
-        Record that a checkpoint was aborted; the changes are kept.
+        Record that a checkpoint was aborted; keep the changes.
 
         The next `persist` reuses uploaded sets.  Local copies that neither this log nor another
         checkpoint needs are deleted.
@@ -276,7 +276,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
     @noting_interrupts
     def truncate(self, to_sqn: SequenceNumber | int) -> None:
         """
-        Truncate all changes below *to_sqn*, which no checkpoint needs from the writer.
+        Truncate all changes below *to_sqn*, which no checkpoint needs from this writer.
 
         A pending persist that waits for such a set, or would name a file that this call deletes,
         fails with `ChangesTruncatedError`.  A lower number than before has no effect, and neither
@@ -320,14 +320,14 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
     # --- inside -----------------------------------------------------------------------------------
 
     def _cut(self) -> None:
-        """Make a change set of the appended changes.  Called under the lock."""
+        """Make a change set from the appended changes.  Called under the lock."""
         batches, size_bytes = self._take_batches()
         if batches:
             self._step(ChangesCut(batches, size_bytes))
         self._measure_free_bytes(self._log.pending_bytes)
 
     def _flush(self) -> None:
-        """Upload all changes held, ahead of a checkpoint."""
+        """Upload all pending changes ahead of a checkpoint."""
         with self._runtime.lock:
             self._cut()
             actions = self._step(FlushRequested())
@@ -394,7 +394,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         self._on_close(self._log_id)
 
     def after_fork(self) -> None:
-        """Refuse every later append in a forked child."""
+        """Reject every later append in a forked child."""
         self._end_appends()
 
     def _interrupted(self, error: BaseException) -> None:
@@ -402,7 +402,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
 
     def refuse_calls(self, interrupt: BaseException) -> None:
         """
-        Refuse later calls but the close, and fail open persists: the storage may be half changed.
+        Reject all later calls except close, and fail pending persists after an interrupt.
 
         Args:
             interrupt: What interrupted a call of a writer of the storage.
@@ -435,7 +435,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
 
 
 def interrupted_text(what: str, interrupt: BaseException) -> str:
-    """Return the message of a call after an interrupt."""
+    """Return the error message for a call after an interrupt."""
     return (
         f"{what} cannot be used: a {type(interrupt).__name__} interrupted a call of a writer of its "
         "storage, so what the call did is unknown; close the storage and open it again"
@@ -492,7 +492,7 @@ class PendingPersists:
     def complete(
         self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
     ) -> None:
-        """Complete a persist with *results*; one that an interrupt ended keeps its error."""
+        """Complete a persist with *results*; a persist that an interrupt ended keeps its error."""
         persist = self._pending.get(persist_id)
         if persist is None:
             return
@@ -509,7 +509,7 @@ class PendingPersists:
             self._pending.pop(persist_id, None)
 
     def fail_all(self, error: BaseException) -> None:
-        """Fail all open persists, after an interrupt.  Called without the lock."""
+        """Fail all pending persists after an interrupt.  Called without the lock."""
         for persist_id in list(self._pending):
             self.fail(persist_id, error)
 

@@ -1,5 +1,5 @@
 """
-Checkpoints: what commits them, what reads them, and what deletes them.
+Commit, read and delete checkpoints.
 
     stream_factory   state of a task as an inline handle or an object; state_stream reads it back
     coordinator      tasks acknowledge, one object commits; ownership fences earlier owners

@@ -1,5 +1,5 @@
 """
-Objects that a checkpoint names besides its state: its attachments, and the log that writes them.
+Attachments: objects that a checkpoint references besides its state, and the log that writes them.
 
 The record of a micro-batch lists them.  An attachment has a kind, which is a text here: the
 features that use the kinds know what is in the objects.  Whatever walks a location uses this record
@@ -41,7 +41,7 @@ _Decoded = TypeVar("_Decoded")
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    An object that a checkpoint names besides its state.
+    An object that a checkpoint references besides its state.
 
     Args:
         kind: The kind of the attachment.
@@ -73,13 +73,13 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def handle(self) -> FileStateHandle:
-        """The handle of the object; the size is -1, unknown, where it may be written again."""
+        """The object's handle; the size is -1 (unknown) if the object may be overwritten."""
         return FileStateHandle(self.path, -1 if self.crc is None else self.size, self.crc)
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableAttachment:
-    """An object that is left out of an answer."""
+    """An object that was skipped in a result."""
 
     path: str
     problem: str
@@ -94,7 +94,7 @@ def in_force(
     attachments: Iterable[Attachment], checkpoint_id: int | None = None
 ) -> dict[str, Attachment]:
     """
-    Return the newest attachment of each name.
+    Return the newest attachment with each name.
 
     Args:
         attachments: Attachments of one kind, whose names have versions.
@@ -114,7 +114,7 @@ def read_attachment(
     what: str,
 ) -> _Decoded:
     """
-    Return what is in the object of an attachment, verified by its checksum.
+    Return the content of an attachment's object, verified against its checksum.
 
     Args:
         store: Where the location is.
@@ -137,9 +137,9 @@ def read_attachment(
         return read_verified(store, attachment.path, decoded)
     except ObjectNotFoundError as error:
         raise CheckpointError(
-            f"{attachment.path} with {what} of checkpoint {attachment.newest} no longer exists in "
-            f"{store.url}: the query deleted it by its age, or with the last checkpoint that named it. Read "
-            "a newer checkpoint",
+            f"{attachment.path}, which holds {what} of checkpoint {attachment.newest}, no longer "
+            f"exists in {store.url}: the query deleted it because of its age, or along with the last "
+            "checkpoint that referenced it. Read a newer checkpoint",
             reason="subsumed",
         ) from error
 
@@ -159,11 +159,11 @@ def attachments_in(properties: Mapping[str, Json]) -> tuple[Attachment, ...]:
 _Place: TypeAlias = tuple[str, str]
 """Operator and name."""
 PutObject: TypeAlias = Callable[[Callable[[str], str], bytes], FileStateHandle]
-"""Writes an object, whose path is made of a unique name."""
+"""Writes an object under a path with a unique name."""
 
 
 class Contents(Protocol):
-    """The items of an object, in memory."""
+    """An object's items in memory."""
 
     def joined(self, skip: int, later: Self) -> Self | None:
         """
@@ -183,7 +183,7 @@ class Contents(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachmentPolicy:
     """
-    How the attachments of a kind are written, joined and kept.
+    How a query writes, joins and retains the attachments of a kind.
 
     Args:
         kind: The kind.
@@ -219,7 +219,7 @@ class AttachmentPolicy:
 @dataclass(frozen=True, slots=True)
 class Addition:
     """
-    What tasks add to the attachments of a micro-batch.
+    What tasks add to a micro-batch's attachments.
 
     Args:
         data: What tasks sent, to be written by the driver.
@@ -238,7 +238,7 @@ class Addition:
 
 
 class _Batch(NamedTuple):
-    """The items of one micro-batch in an object: when they were written, and how many they are."""
+    """The items of one micro-batch in an object: their time and their number."""
 
     at_ms: int
     checkpoint_id: int
@@ -290,7 +290,7 @@ class AttachmentLog:
         now_ms: int,
     ) -> tuple[Attachment, ...]:
         """
-        Write what a micro-batch adds, and return what its checkpoint names of this kind.
+        Write a micro-batch's items, and return the attachments that its checkpoint references.
 
         Args:
             before: The attachments of the checkpoint before, of all kinds.
@@ -342,7 +342,7 @@ class AttachmentLog:
         self, place: _Place, sent: Sequence[Addition], batch: _Batch, present: dict[str, Attachment]
     ) -> list[Attachment]:
         """
-        Write what tasks sent.
+        Write the items that tasks sent.
 
         With the items of the tail, which is then no longer kept, if it fits.
         """
@@ -372,7 +372,7 @@ class AttachmentLog:
     def _joined(
         self, tail: _Tail, later: Contents, batch: _Batch
     ) -> tuple[Contents, tuple[_Batch, ...], bytes] | None:
-        """Return the young items of the tail and later ones, with their micro-batches and object."""
+        """Return the young items of the tail and later items, with micro-batches and object."""
         policy = self._policy
         old = [earlier for earlier in tail.batches if earlier.at_ms <= batch.at_ms - policy.age_ms]
         young = tail.batches[len(old) :]
@@ -407,7 +407,7 @@ class AttachmentLog:
         )
 
     def _bounded(self, every: Sequence[Attachment]) -> tuple[Attachment, ...]:
-        """Return as many of the newest attachments as are kept, and all of this micro-batch."""
+        """Return the newest attachments up to the limit, and all of this micro-batch."""
         policy = self._policy
         # Two bounds: of checkpoints, and of objects.  What this micro-batch wrote is never dropped.
         ids = sorted({attachment.newest for attachment in every})[-policy.checkpoints_max :]

@@ -1,5 +1,5 @@
 """
-The audit lines of a location: who changed it, when, how and from which host.
+The audit log of a location: who changed it, when, how and from which host.
 
 A line is two small objects in `audit/`.  The first is put before the first change of an operation,
 the second after its end, so an operation that was cut off has only the first.  Neither is ever
@@ -47,10 +47,10 @@ END: Final = "end"
 DONE: Final = "done"
 FAILED: Final = "failed"
 UNFINISHED: Final = "unfinished"
-"""The operation runs, or was cut off."""
+"""The operation is running or was interrupted."""
 VERSION: Final = 1
 OBJECT_BYTES_MAX: Final = 64 * 1024
-"""A larger object in `audit/` is not read."""
+"""Larger objects in `audit/` are not read."""
 
 _SECTION: Final = b"AUDT"
 _Part = TypeVar("_Part", "BeginPart", "EndPart")
@@ -60,7 +60,7 @@ _Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]
 
 class BeginPart(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What is stored before the first change.
+    The object that is stored before the first change.
 
     Args:
         version: Of the format.
@@ -86,7 +86,7 @@ class BeginPart(msgspec.Struct, frozen=True, kw_only=True):
 
 class EndPart(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What is stored after the last change.
+    The object that is stored after the last change.
 
     Args:
         version: Of the format.
@@ -129,7 +129,7 @@ class AuditLine:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLog:
     """
-    The lines of a location.
+    The audit lines of a location.
 
     Args:
         lines: The newest ones, in the order of time.
@@ -143,12 +143,12 @@ class AuditLog:
 
 
 def encoded(part: BeginPart | EndPart) -> bytes:
-    """Return the content of an object of an audit line."""
+    """Return the content of an audit line's object."""
     return b"".join(SegmentWriter().finish({_SECTION: msgspec.json.encode(part)}))
 
 
 def read_audit_log(store: ObjectStore, limit: int | None = None) -> AuditLog:
-    """Return the audit lines of a location; objects that are damaged are reported as such."""
+    """Return the audit lines of a location, including reports of damaged objects."""
     # A line is found by the objects that exist; either of its two may be missing.
     lines: dict[str, dict[str, ObjectInfo]] = {}
     unknown = []
@@ -177,7 +177,8 @@ def _line(store: ObjectStore, name: str, parts: Mapping[str, ObjectInfo]) -> Aud
             begin = _read(store, parts[BEGIN], BeginPart)
         else:
             problem = (
-                f"the object of its begin is missing ({parts[END].path.removesuffix(END)}{BEGIN})"
+                "the object that records its start is missing "
+                f"({parts[END].path.removesuffix(END)}{BEGIN})"
             )
         if END in parts:
             end = _read(store, parts[END], EndPart)
@@ -191,8 +192,8 @@ def _read(store: ObjectStore, info: ObjectInfo, kind: type[_Part]) -> _Part:
     # Anybody with access to the store can put an object here, so its size is checked first.
     if info.size_bytes > OBJECT_BYTES_MAX:
         raise CorruptionError(
-            f"{path} has {info.size_bytes} bytes, and an audit line up to {OBJECT_BYTES_MAX}: "
-            "another program wrote it",
+            f"{path} is {info.size_bytes} bytes, but an audit line is at most {OBJECT_BYTES_MAX}: "
+            "a different program wrote it",
             path=path,
         )
     trailer = read_verified(store, path, lambda data: parse_segment(data, where=path)).trailer
@@ -202,7 +203,7 @@ def _read(store: ObjectStore, info: ObjectInfo, kind: type[_Part]) -> _Part:
         version = decode_json(sections[_SECTION], msgspec.json.Decoder(_Version)).version
         if version > VERSION:
             raise IncompatibleFormatError(
-                f"{path} has version {version} of an audit line; this statelog reads up to "
+                f"{path} is an audit line of version {version}; this statelog reads up to "
                 f"{VERSION}: upgrade statelog",
                 path=path,
             )
@@ -216,7 +217,7 @@ class _Version(msgspec.Struct):
 
 
 def problems_of(log: AuditLog) -> list[str]:
-    """Return what is wrong with the audit log, as lines."""
+    """Return the problems of the audit log, one per line."""
     problems = [f"{line.name}: {line.problem}" for line in log.lines if line.problem]
     return problems + [f"{path} is not part of an audit line" for path in log.unknown]
 
@@ -224,7 +225,7 @@ def problems_of(log: AuditLog) -> list[str]:
 # Write the audit line of an operation, if the operation changes the location.
 
 USER_ENVIRONMENT: Final = "STATELOG_AUDIT_USER"
-"""The variable with the name of the person, where processes share a user."""
+"""The environment variable with the person's name, if processes share a user."""
 
 _LOG = logging.getLogger("statelog")
 _TEXT_MAX: Final = 300
@@ -233,7 +234,7 @@ _ITEMS_MAX: Final = 32
 
 class AuditedOperation:
     """
-    An operation, and the line that it writes.
+    An operation, and the audit line that it writes.
 
     Thread: any.
     """
@@ -255,7 +256,7 @@ class AuditedOperation:
         self._result: JsonObject = {}
 
     def begin(self) -> None:
-        """Put the first object of the line, unless an earlier call did."""
+        """Write the first object of the line, unless an earlier call did."""
         if self._outer is not None:
             self._outer()
             return
@@ -293,12 +294,12 @@ class AuditedOperation:
         self._line = line
 
     def result(self, **facts: Json) -> None:
-        """Say what was done; the line has it at its end."""
+        """Record the result, which the end of the line contains."""
         self._result.update(facts)
 
     def end(self, error: Exception | None = None) -> None:
         """
-        Put the second object of the line, if something was changed.
+        Write the second object of the line if something was changed.
 
         A store that fails is logged: the operation is over, and its line remains unfinished.
         """
@@ -372,7 +373,7 @@ def _text(text: str) -> str:
 
 
 def _short(facts: JsonObject) -> JsonObject:
-    """Return facts without the ones that were not given, within the size of a line."""
+    """Return facts without those that are None, cut to the size of a line."""
     return {name: _shortened(fact) for name, fact in facts.items() if fact not in (None, "")}
 
 

@@ -1,5 +1,5 @@
 """
-The record of a micro-batch in its checkpoint, next to the state.
+The record of a micro-batch, stored in its checkpoint next to the state.
 
 Format: docs/reference/formats/checkpoint_metadata.md.
 """
@@ -30,7 +30,7 @@ _VERSION: Final = 6
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    One operator of a query, after a micro-batch.
+    One operator of a query after a micro-batch.
 
     Args:
         operator_id: Name of the operator.
@@ -48,7 +48,7 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    The properties of a checkpoint that a micro-batch made.
+    The properties of a checkpoint that a micro-batch created.
 
     Args:
         operators: The operators, in the order of the data.  They share the key groups of the
@@ -103,7 +103,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def delivered(self) -> DeliveredBatch:
-        """The micro-batch, as targets record it."""
+        """The micro-batch, as sinks record it."""
         return DeliveredBatch(self.location, self.timeline, self.batch_id, self.position or "")
 
     def to_properties(self) -> JsonObject:
@@ -128,15 +128,15 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         version = properties.get("version")
         if isinstance(version, int) and version != _VERSION:
             raise IncompatibleFormatError(
-                f"checkpoint {checkpoint_id} has version {version} of the record of a micro-batch; this "
-                f"statelog reads version {_VERSION} only: use the statelog that wrote it, or begin with a new "
-                "state location"
+                f"checkpoint {checkpoint_id} contains a micro-batch record of version {version}; "
+                f"this statelog reads version {_VERSION} only: use the statelog that wrote it, or start "
+                "with a new state location"
             )
         try:
             record = msgspec.convert(properties, cls)
         except msgspec.ValidationError as error:
             raise CheckpointError(
-                f"checkpoint {checkpoint_id} was not made by a streaming query: {error}",
+                f"checkpoint {checkpoint_id} was not created by a streaming query: {error}",
                 reason="incompatible",
             ) from error
         # Paths in a record are read and deleted, so a forged record must not name others.
@@ -153,7 +153,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def check_source_folders(folders: Sequence[str] | None, logs: Sequence[SourceLog] | None) -> None:
     """
-    Check the names of the sources' logs in a record.
+    Check the names of source logs in a record.
 
     Files there are read, and a rewind deletes some.
     """
@@ -162,11 +162,13 @@ def check_source_folders(folders: Sequence[str] | None, logs: Sequence[SourceLog
 
 
 def operator_index(operator: str | None, record: BatchRecord, url: str) -> int:
-    """Return the position of an operator in its query; None is the only one."""
+    """Return the position of an operator in its query; None means the only operator."""
     names = [recorded.operator_id for recorded in record.operators]
     if operator is None and len(names) == 1:
         return 0
     if operator not in names:
-        missing = "has several operators" if operator is None else f"has no operator {operator!r}"
+        missing = "has several operators"
+        if operator is not None:
+            missing = f"does not have an operator {operator!r}"
         raise UsageError(f"the query of {url} {missing}; name one of {', '.join(names)}")
     return names.index(operator)

@@ -1,5 +1,5 @@
 """
-Delete garbage: what an owner no longer needs, and all garbage of a location.
+Delete garbage: objects that an owner no longer needs, or all garbage of a location.
 
 Garbage collection marks the objects that retained checkpoints reach and deletes the other ones that
 are old enough, because a younger object may belong to a checkpoint under way.  In doubt it keeps
@@ -57,11 +57,11 @@ _NEVER_GARBAGE: Final = tuple(
     f"{folder}/" for folder in (PATHS.tags, PATHS.parents, PATHS.audit, PATHS.probes)
 )
 _PART_MAX: Final = 1000
-"""The limit of S3 for one request; a failed part is deleted again one by one."""
+"""The limit of S3 for one request; objects of a failed request are deleted one by one."""
 BATCH_COMMITS: Final = 20
-"""A batch begins when this many checkpoints wait; twice as many wait at most."""
+"""A batch starts when this many checkpoints are waiting; at most twice as many wait."""
 BATCH_INTERVAL_MS: Final = 60_000
-"""A batch begins with the first commit after this time, with fewer checkpoints too."""
+"""A batch starts with the first commit after this time, even with fewer checkpoints."""
 _NS_PER_MS: Final = 1_000_000
 
 
@@ -86,7 +86,7 @@ class ParentRelease:
 
 def release_parent(store: LocationStore, parent_id: str, *, apply: bool) -> ParentRelease:
     """
-    Delete the tag of a location at its parent, and its reference to the parent.
+    Delete a location's tag in its parent, and its reference to the parent.
 
     An earlier call may have deleted either of them; a parent that was deleted is no error.  A tag
     that names another location is left, and so is one in a bucket or store that the caller has not
@@ -147,7 +147,7 @@ class CleanUpReport:
     dry_run: bool = False
 
     def merged(self, later: CleanUpReport) -> CleanUpReport:
-        """Return the report of this clean-up and a *later* one of the same call."""
+        """Combine this report with a *later* one of the same call."""
         return replace(
             later,
             deleted=(*self.deleted, *later.deleted),
@@ -158,7 +158,7 @@ class CleanUpReport:
 
 def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     """
-    Delete objects, many with one request, and stop after a few failures.
+    Delete objects, many per request, and stop after a few failures.
 
     The order of *paths* is kept where it matters: the metadata of a checkpoint and the objects it
     refers to never share a request, because a failed request may have deleted any part of it.  Such
@@ -187,7 +187,7 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
 
 
 def _parts(paths: Iterable[str]) -> Iterator[list[str]]:
-    """Yield *paths* in order, in parts of one kind: either all metadata, or none."""
+    """Yield *paths* in order, in chunks that contain either only metadata or none."""
     for _, run in groupby(paths, key=lambda path: parse_checkpoint_metadata(path) is not None):
         while request_paths := list(islice(run, _PART_MAX)):
             yield request_paths
@@ -264,7 +264,7 @@ def collect_garbage(
 
 def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
     """
-    Return every object that some retained checkpoint needs, metadata included.
+    Return every object that a retained checkpoint needs, including metadata.
 
     Returns:
         The names; None if this is not a location of statelog.
@@ -291,13 +291,13 @@ def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
 
 
 def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
-    """Return whether an object that no retained checkpoint needs is an entry that has to stay."""
+    """Return whether an object that no retained checkpoint needs is an entry that must stay."""
     number = parse_checkpoint_metadata(path)
     return number is not None and (number > newest or may_be_claim(store, number))
 
 
 def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
-    """Return what a garbage collection may delete in parents; nothing is changed."""
+    """Return the objects that a garbage collection may delete in parents; change nothing."""
     releases = _release_parents(store, frozenset(), apply=False)
     return tuple(release for release in releases if release.tags or release.problem)
 
@@ -305,7 +305,7 @@ def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
 def _release_parents(
     store: ObjectStore, needed: frozenset[str], *, apply: bool
 ) -> tuple[ParentRelease, ...]:
-    """Delete the tags by which a location keeps checkpoints of parents that it needs no more."""
+    """Delete the tags that pin parents' checkpoints that a location no longer needs."""
     if not isinstance(store, LocationStore):
         return ()
     return tuple(
@@ -316,7 +316,7 @@ def _release_parents(
 
 
 def is_ours(path: str) -> bool:
-    """Return whether the path is one of state, log, output or a checkpoint."""
+    """Return whether the path belongs to state, log, output or a checkpoint."""
     folder, separator, _ = path.partition("/")
     if not separator:
         return False
@@ -338,7 +338,7 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 class BatchedCleanUp:
     """
-    Deletes what no retained checkpoint needs, for one owner.
+    Deletes objects that no retained checkpoint needs, for one owner.
 
     Each batch is two requests in another thread, and two steps of the ledger in the driver's::
 
@@ -368,13 +368,13 @@ class BatchedCleanUp:
         self._leftovers: tuple[int, ...] = ()
 
     def begin(self, leftovers: tuple[int, ...] = ()) -> None:
-        """Begin after a restore, which has replaced what the ledger knew."""
+        """Start after a restore, which has replaced the content of the ledger."""
         self._running = None  # its results belong to the history before
         self._waits_since_ms = None
         self._leftovers = leftovers
 
     def now(self, ledger: CheckpointLedger) -> CleanUpReport:
-        """Delete everything that is unneeded; list nothing but the tags."""
+        """Delete every unneeded object; list only the tags."""
         # The batch under way may delete the same objects, so its result comes first.
         self._finish(ledger)
         self._waits_since_ms = None
@@ -391,7 +391,7 @@ class BatchedCleanUp:
         return report
 
     def when_due(self, ledger: CheckpointLedger) -> None:
-        """Record the results of the batch under way, and begin the next one if it is due."""
+        """Record the results of the current batch, and start the next one if it is due."""
         while self._running is not None:
             # Twice a batch: the store is slower than the query, so the query waits for it.
             is_full = len(ledger.subsumed) >= 2 * BATCH_COMMITS
@@ -416,7 +416,7 @@ class BatchedCleanUp:
         return since is not None and now_ms - since >= BATCH_INTERVAL_MS
 
     def _listed(self, subsumed: tuple[int, ...]) -> CleanUpRequested:
-        """Return the pins of the location, read after the commits that subsumed *subsumed*."""
+        """Return the location's pins, read after the commits that subsumed *subsumed*."""
         # The objects of a leftover are known only from its metadata.
         reads = [partial(kept_checkpoint, self._store, leftover) for leftover in self._leftovers]
         leftovers = tuple(
@@ -425,7 +425,7 @@ class BatchedCleanUp:
         return CleanUpRequested(read_pins(self._store), leftovers, subsumed)
 
     def _take_result(self, ledger: CheckpointLedger) -> None:
-        """Wait for the request under way, and start the one that follows from it."""
+        """Wait for the current request, and start the next one."""
         running = self._running
         self._running = None
         result = None if running is None else running.result()
@@ -441,7 +441,7 @@ class BatchedCleanUp:
     def _deletions(
         self, ledger: CheckpointLedger, request: CleanUpRequested
     ) -> list[DeleteObjects]:
-        """Settle what was listed; return the deletions that the ledger asks for."""
+        """Process a finished listing; return the deletions that the ledger asks for."""
         # With the pins the leftovers are settled, whether they were deleted or pinned.
         if request.pins is not None:
             self._leftovers = ()
@@ -449,7 +449,7 @@ class BatchedCleanUp:
         return [action for action in actions if isinstance(action, DeleteObjects)]
 
     def _finish(self, ledger: CheckpointLedger) -> None:
-        """Wait for the batch under way; what it could not delete remains to be deleted."""
+        """Wait for the current batch; objects that it could not delete stay in the queue."""
         while self._running is not None:
             try:
                 self._take_result(ledger)

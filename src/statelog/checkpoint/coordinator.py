@@ -1,5 +1,5 @@
 """
-The coordinator: all tasks acknowledge, and one object commits the checkpoint.
+The coordinator: when all tasks have acknowledged, one object commits the checkpoint.
 
 A checkpoint exists once the put-if-absent of `chk-<id>/_metadata` has succeeded.  Every step before
 it can be repeated, and every step after it can be lost.  Decisions are in `core.checkpoint_ledger`.
@@ -119,7 +119,7 @@ class CheckpointCoordinator:
         self._committed_bytes = 0
         self._prepared: MetadataFile | None = None
         """
-        The object of the checkpoint under way, from the first `complete` on.
+        The object of the current checkpoint, from the first `complete` on.
 
         Its put may have succeeded.
         """
@@ -140,22 +140,22 @@ class CheckpointCoordinator:
 
     @property
     def next_checkpoint_id(self) -> int:
-        """The id that `trigger` accepts: the next number of the sequence."""
+        """The id that `trigger` accepts: the next number in the sequence."""
         return self._next_id
 
     @property
     def committed_bytes(self) -> int:
-        """Size of the last object that `complete` put, in bytes."""
+        """Size in bytes of the last object that `complete` wrote."""
         return self._committed_bytes
 
     @property
     def epoch(self) -> int | None:
-        """The number of this owner's claim; None before `claim`."""
+        """The sequence number of this owner's claim; None before `claim`."""
         return None if self._claim is None else self._claim.number
 
     def claim(self, entries: Entries | None = None) -> int:
         """
-        Claim the location; every earlier owner then fails with `FencedError`.
+        Claim the location; afterwards every earlier owner fails with `FencedError`.
 
         Call `restore` afterwards, because the earlier owner may have committed meanwhile.
 
@@ -257,7 +257,7 @@ class CheckpointCoordinator:
 
     def trigger(self, checkpoint_id: int, ranges: Sequence[KeyGroupRange]) -> None:
         """
-        Begin a checkpoint, or begin the one under way again.
+        Start a checkpoint, or restart the current one.
 
         Args:
             checkpoint_id: `next_checkpoint_id`.
@@ -273,15 +273,15 @@ class CheckpointCoordinator:
         if self._claim is None or not self._restored:
             raise UsageError(
                 "call claim() and then restore() before the first checkpoint, and after one that was "
-                "declined with an unknown outcome: the location may have another owner and other "
+                "declined with an unknown outcome: the location may have a different owner and other "
                 "checkpoints"
             )
         # A checkpoint under way may be triggered again; a fenced ledger has its own error.
         is_first = self._ledger.pending_id is None and not self._ledger.is_fenced
         if is_first and checkpoint_id != self._next_id:
             raise CheckpointError(
-                f"checkpoint {checkpoint_id} cannot begin: the next number of {self._store.url} is "
-                f"{self._next_id}. No number is left out and none is used again",
+                f"checkpoint {checkpoint_id} cannot begin: the next id in {self._store.url} is "
+                f"{self._next_id}. Ids are never skipped or reused",
                 checkpoint_id=checkpoint_id,
                 reason="not_next",
             )
@@ -291,7 +291,7 @@ class CheckpointCoordinator:
 
     def acknowledge(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
         """
-        Record what one task has made durable; for one range the last call counts.
+        Record one task's durable state; the last call for a range counts.
 
         Raises:
             CheckpointError: It does not fit the checkpoint under way (`reason`).
@@ -303,7 +303,7 @@ class CheckpointCoordinator:
 
     def decline(self, checkpoint_id: int, reason: str) -> None:
         """
-        Give up the checkpoint under way; garbage collection deletes its uploads.
+        Abandon the current checkpoint; garbage collection deletes its uploads.
 
         If its object may have been put, the owner must call `claim` and `restore` again before the
         next checkpoint: the object may exist, or may still arrive.
@@ -329,7 +329,7 @@ class CheckpointCoordinator:
         sections: Mapping[bytes, bytes] | None = None,
     ) -> CompletedCheckpoint:
         """
-        Commit: put the one object that makes the checkpoint exist.
+        Commit: write the one object that makes the checkpoint exist.
 
         After an error of the store the outcome may be unknown.  A second call puts the bytes of the
         first one again and finds the outcome.
@@ -420,7 +420,7 @@ class CheckpointCoordinator:
 
     def load(self, checkpoint_id: int) -> CompletedCheckpoint:
         """
-        Read a checkpoint without restoring it; raises as `Entries.load`.
+        Read a checkpoint without restoring it; raises like `Entries.load`.
 
         Blocks: On the store.   Thread: any.
         """
@@ -430,7 +430,7 @@ class CheckpointCoordinator:
 
     def section(self, checkpoint_id: int, tag: bytes) -> bytes | None:
         """
-        Return a caller's section of a checkpoint, or None; raises as `Entries.load`.
+        Return a caller's section of a checkpoint, or None; raises like `Entries.load`.
 
         Blocks: On the store.   Thread: any.
         """
@@ -441,7 +441,7 @@ class CheckpointCoordinator:
 
     def clean_up(self) -> CleanUpReport:
         """
-        Delete unneeded objects and given-up checkpoints; list nothing but the tags.
+        Delete unneeded objects and abandoned checkpoints; list only the tags.
 
         An object that cannot be deleted is in the report, and the next call tries again.
 
@@ -456,7 +456,7 @@ class CheckpointCoordinator:
 
     def clean_up_when_due(self) -> None:
         """
-        Clean up in batches, in another thread; see `BatchedCleanUp`.
+        Clean up in batches, in a separate thread; see `BatchedCleanUp`.
 
         Raises:
             FencedError, StoreError: As `clean_up`; the requests of a batch raise in a later call.
@@ -468,7 +468,7 @@ class CheckpointCoordinator:
 
 class CheckpointRecorder:
     """
-    Records the sizes of checkpoints, and the snapshots written.
+    Records the sizes of checkpoints and of their snapshots.
 
     Thread: The driver's; values may be read from any thread.
     """
@@ -502,11 +502,11 @@ class CheckpointRecorder:
         )
 
     def snapshots_started(self, runs: int) -> None:
-        """Count *runs* snapshots that begin."""
+        """Count *runs* snapshots that start."""
         self._metrics.count("started_materialization", runs)
 
     def snapshots_completed(self, runs: int, milliseconds: float) -> None:
-        """Count *runs* snapshots of a completed checkpoint, and record the longest duration."""
+        """Count *runs* snapshots of a completed checkpoint; record the longest duration."""
         self._metrics.count("completed_materialization", runs)
         if runs:
             self._values["last_duration_of_materialization"] = milliseconds
@@ -547,7 +547,7 @@ def _timeline_after(
 
 
 def put_commit(store: ObjectStore, prepared: MetadataFile, pause: Callable[[float], None]) -> None:
-    """Put the metadata object of a checkpoint; it exists afterwards, and this owner wrote it."""
+    """Write a checkpoint's metadata object, and verify that this owner wrote it."""
     checkpoint = prepared.checkpoint
     path = PATHS.metadata(checkpoint.checkpoint_id)
     # A lost answer looks like a fault, or (repeated by the client) like a conflict.
@@ -562,7 +562,7 @@ def put_commit(store: ObjectStore, prepared: MetadataFile, pause: Callable[[floa
     except (CorruptionError, IncompatibleFormatError) as error:
         raise FencedError(f"{path} exists and this owner did not write it: {error}") from error
     if isinstance(entry, ClaimRecord):
-        raise FencedError(f"another owner has the location: {describe_claim(entry)}")
+        raise FencedError(f"a different owner has claimed the location: {describe_claim(entry)}")
     if isinstance(entry, StoredCheckpoint) and entry.checkpoint.attempt != checkpoint.attempt:
         other = entry.checkpoint
         raise FencedError(

@@ -1,5 +1,5 @@
 """
-The edit session: how anything but a query commits.
+The edit session: how operations other than a query commit.
 
     with edit_session(store, "forget") as session:
         session.claim(newest)
@@ -75,7 +75,7 @@ def newest_checkpoint(store: ObjectStore) -> CompletedCheckpoint:
     """
     newest = Entries(store).newest()
     if newest is None:
-        raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+        raise CheckpointError(f"{store.url} does not contain a checkpoint", reason="not_found")
     return newest
 
 
@@ -89,7 +89,7 @@ def edit_session(
     **arguments: Json,
 ) -> Iterator[EditSession]:
     """
-    Return a session for one operation, whose changes are one line of the audit log.
+    Return a session for one operation; the audit log records it as one line.
 
     Args:
         store: The store of the location.
@@ -105,7 +105,7 @@ def edit_session(
 
 class EditSession:
     """
-    The commit of an owner that is not a query; see `edit_session`.
+    The commit of an owner other than a query; see `edit_session`.
 
     Args:
         store: The store of the location.
@@ -139,7 +139,7 @@ class EditSession:
 
     @property
     def checkpoint_id(self) -> int:
-        """The id of the checkpoint that a commit makes."""
+        """The id of the checkpoint that a commit creates."""
         return self._coordinator.next_checkpoint_id
 
     def _claim(self, like: CompletedCheckpoint) -> None:
@@ -167,7 +167,7 @@ class EditSession:
 
     def claim(self, expected: CompletedCheckpoint) -> None:
         """
-        Claim the location, for `commit`.
+        Claim the location for `commit`.
 
         Args:
             expected: The newest checkpoint that the caller has read.
@@ -185,8 +185,9 @@ class EditSession:
         if base is None or base.checkpoint_id != expected.checkpoint_id:
             newest_text = "none" if base is None else str(base.checkpoint_id)
             raise CheckpointError(
-                f"{self._store.url} had checkpoint {expected.checkpoint_id} and has {newest_text} now: its query "
-                "committed meanwhile. Nothing was changed, and the query is fenced; repeat the "
+                f"{self._store.url} was at checkpoint {expected.checkpoint_id} and is now at "
+                f"{newest_text}: its query committed in the meantime. "
+                "Nothing was changed, and the query is fenced; repeat the "
                 "call, then start the query",
                 reason="active",
                 checkpoint_id=expected.checkpoint_id,
@@ -251,7 +252,7 @@ class EditSession:
 
     def commit_older(self, checkpoint_id: int, **changed: Json) -> CompletedCheckpoint:
         """
-        Commit the state of an older checkpoint as the newest one; see `commit_older`.
+        Commit an older checkpoint's state as the newest checkpoint; see `commit_older`.
 
         Nothing is cleaned up: an active run needs its checkpoints until its next commit, where it
         is fenced.
@@ -270,7 +271,7 @@ class EditSession:
         files: Mapping[str, bytes] | None = None,
     ) -> Tag:
         """
-        Pin a checkpoint, so that it is retained; raises as `put_tag` and `keep_tag`.
+        Pin a checkpoint, so that it is retained; raises like `put_tag` and `keep_tag`.
 
         Args:
             tag: The tag.  With a path it is the tag of an earlier call, which may have ended before
@@ -294,7 +295,7 @@ class EditSession:
         location_id: str | None = None,
     ) -> bool:
         """
-        Claim a number of a location that is made from another one; *next_number* follows it.
+        Claim a number in a location that is made from a different one; *next_number* follows it.
 
         A query that starts here meanwhile then wants *next_number* too, and one of both is refused.
 
@@ -327,7 +328,7 @@ class EditSession:
         self, checkpoint: CompletedCheckpoint, sections: Mapping[bytes, bytes]
     ) -> None:
         """
-        Commit a checkpoint of another location as the first one, under its number there.
+        Commit a different location's checkpoint as the first one, under its original number.
 
         Raises:
             FencedError: Another owner's entry has the number.
@@ -343,7 +344,7 @@ def commit_older(
     coordinator: CheckpointCoordinator, store: ObjectStore, older_id: int, **changed: Json
 ) -> CompletedCheckpoint:
     """
-    Commit the state of an older checkpoint as the newest one, on a new timeline.
+    Commit an older checkpoint's state as the newest checkpoint, on a new timeline.
 
     Args:
         coordinator: The owner, which has claimed the location.
@@ -367,14 +368,14 @@ def commit_older(
 
 
 def with_record(properties: Mapping[str, Json], record: BatchRecord) -> dict[str, Json]:
-    """Return the properties of a checkpoint with another record of its micro-batch."""
+    """Return the properties of a checkpoint with a different micro-batch record."""
     names = record.__struct_fields__
     others = {name: value for name, value in properties.items() if name not in names}
     return {**others, **record.to_properties()}
 
 
 def _unreserved(sections: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the sections of a checkpoint that a commit does not write itself."""
+    """Return the checkpoint sections that a commit does not write itself."""
     return {tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS}
 
 

@@ -1,5 +1,5 @@
 """
-Read the entries of a location back: which exist, and which checkpoint is the newest.
+Read back a location's entries: which exist, and which checkpoint is the newest.
 
 Checkpoints and claims are entries of one sequence, `chk-<number>/_metadata`.  The highest entry is
 the newest checkpoint, or a claim, which names it.  A location is also found by the
@@ -61,7 +61,7 @@ Entry: TypeAlias = StoredCheckpoint | ClaimRecord
 
 
 def present_ids(store: ObjectStore) -> list[int]:
-    """Return the numbers of the folders of all entries, ascending; one may have no metadata."""
+    """Return the folder numbers of all entries, ascending; a folder may lack metadata."""
     return _numbers(store.list_folders())
 
 
@@ -71,7 +71,7 @@ def _numbers(folders: Iterable[str]) -> list[int]:
 
 
 def read_entry(store: ObjectStore, number: int, *, whole: bool = False) -> Entry:
-    """Read one entry, verified."""
+    """Read and verify one entry."""
     path = PATHS.metadata(number)
 
     def parsed(data: memoryview) -> Entry:
@@ -87,13 +87,13 @@ def read_entry(store: ObjectStore, number: int, *, whole: bool = False) -> Entry
 def read_checkpoint(
     store: ObjectStore, checkpoint_id: int, *, whole: bool = False
 ) -> StoredCheckpoint:
-    """Read one checkpoint, verified; arguments, errors and `Blocks:` as for `read_entry`."""
+    """Read and verify one checkpoint; see `read_entry` for arguments and errors."""
     return _no_claim(read_entry(store, checkpoint_id, whole=whole))
 
 
 def fetch_checkpoint(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
     """
-    Read one checkpoint with a single request, for a reader that will need the change sets inside.
+    Read one checkpoint with a single request, for a reader that needs its inline change sets.
 
     They are verified when they are read.  Arguments, errors and `Blocks:` are those of
     `read_checkpoint`.
@@ -110,7 +110,7 @@ def _no_claim(entry: Entry) -> StoredCheckpoint:
     if isinstance(entry, ClaimRecord):
         path = PATHS.metadata(entry.number)
         raise ObjectNotFoundError(
-            f"{path} is a claim, of {entry.owner_id!r}, no checkpoint", path=path
+            f"{path} is a claim by {entry.owner_id!r}, not a checkpoint", path=path
         )
     return entry
 
@@ -120,7 +120,7 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
     if trailer is None or CHECKPOINT_TAG not in trailer.sections:
         raise CorruptionError(
             f"damaged checkpoint metadata {path}: its {size} bytes contain no checkpoint record "
-            "(the object was truncated, or is not a checkpoint)",
+            "(the object was truncated or is not a checkpoint)",
             path=path,
         )
     record = decode_entry(trailer.sections[CHECKPOINT_TAG], where=path)
@@ -141,7 +141,7 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
 
 
 def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
-    """Return the trailer of an object, and the size of the whole."""
+    """Return an object's trailer, and the size of the whole object."""
     # Usually one request: the record is at the end, and the end is small.
     tail, size = read_tail(store, path, _TAIL_SIZE)
     if len(tail) >= FOOTER.size:
@@ -169,11 +169,11 @@ class Entries:
 
     @property
     def ids(self) -> list[int]:
-        """The numbers of the entries, ascending, as they were listed last."""
+        """The numbers of the entries in ascending order, as of the last listing."""
         return self.list_again().ids if self._ids is None else self._ids
 
     def list_again(self) -> Entries:
-        """List the entries; what was read stays."""
+        """List the entries again, and keep those already read."""
         folders = list(self.store.list_folders())
         self.copy_id = next(filter(None, map(parse_copy_folder, folders)), None)
         self._ids = _numbers(folders)
@@ -185,22 +185,22 @@ class Entries:
         self._ids = [number for number in self.ids if number <= claim.number]
 
     def read(self, number: int) -> Entry:
-        """Return an entry with the change sets inside; raises as `read_entry`."""
+        """Return an entry with its inline change sets; raises like `read_entry`."""
         if number not in self._entries:
             self._entries[number] = read_entry(self.store, number, whole=True)
         return self._entries[number]
 
     def read_checkpoint(self, checkpoint_id: int) -> StoredCheckpoint:
-        """Return a checkpoint with the change sets inside; raises as `read_checkpoint`."""
+        """Return a checkpoint with its inline change sets; raises like `read_checkpoint`."""
         return _no_claim(self.read(checkpoint_id))
 
     def read_before(self, number: int) -> Entry | None:
-        """Return an entry that was read before; None for another one."""
+        """Return an entry that was read before; None if it was not."""
         return self._entries.get(number)
 
     def top(self) -> Entry | CorruptionError | None:
         """
-        Return the highest entry, or why it is damaged; None without one.
+        Return the highest entry, or why it is damaged; None if there is none.
 
         The listing ends with it then: every entry of a listing may be deleted before one was read.
         """
@@ -234,7 +234,7 @@ class Entries:
         return 0 if top is None else self.ids[-1] + 1
 
     def newest_readable(self) -> Entry | None:
-        """Return the highest entry that can be read, of the newest ten; None without one."""
+        """Return the highest readable entry among the newest ten; None if there is none."""
         for number in reversed(self.ids[-_NAMED:]):
             entry = readable(self.store, number)
             if entry is not None:
@@ -250,7 +250,7 @@ class Entries:
 
     def newest(self) -> CompletedCheckpoint | None:
         """
-        Return the checkpoint to continue from, None if there is none.
+        Return the checkpoint to continue from; None if there is none.
 
         Raises as `newest_stored`.
         """
@@ -293,14 +293,14 @@ class Entries:
             "no older checkpoint can be restored"
             if usable is None
             else f"the newest older checkpoint that can be restored is {usable}; to continue from it, "
-            f"and give up all later commits, restore it by its id (checkpoint={usable})"
+            f"and discard all later commits, restore it by its id (checkpoint={usable})"
         )
         problem = str(error).removeprefix("damaged ")
         text = f"checkpoint {checkpoint_id} is damaged: {problem}. Nothing was skipped: {advice}"
         return unusable(checkpoint_id, "damaged", text, usable_id=usable)
 
     def load(self, checkpoint_id: int) -> StoredCheckpoint:
-        """Return a checkpoint that a caller names."""
+        """Return the checkpoint that a caller specifies."""
         try:
             return self.read_checkpoint(checkpoint_id)
         except ObjectNotFoundError as error:
@@ -310,7 +310,7 @@ class Entries:
             text = f"checkpoint {checkpoint_id} does not exist in {self.store.url} (newest: {named or 'none'})"
             raise unusable(checkpoint_id, "not_found", text) from error
         except CorruptionError as error:
-            text = f"checkpoint {checkpoint_id} is damaged: {error}; restore another one"
+            text = f"checkpoint {checkpoint_id} is damaged: {error}; restore a different checkpoint"
             raise unusable(checkpoint_id, "damaged", text, usable_id=None) from error
 
 
@@ -349,7 +349,7 @@ def _is_checkpoint(store: ObjectStore, number: int) -> bool:
 
 
 def may_be_claim(store: ObjectStore, number: int) -> bool:
-    """Return whether an entry is a claim, or a damaged one that is small enough to be one."""
+    """Return whether an entry is a claim, or is damaged and small enough to be a claim."""
     try:
         return isinstance(read_entry(store, number), ClaimRecord)
     except ObjectNotFoundError:
@@ -401,5 +401,5 @@ def open_state(
 
 
 def is_state(store: LocationStore) -> bool:
-    """Return whether a store has a checkpoint or a claim of statelog."""
+    """Return whether a store contains a checkpoint or a claim of statelog."""
     return bool(present_ids(store))

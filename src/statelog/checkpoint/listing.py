@@ -1,4 +1,4 @@
-"""List the checkpoints of a location, and find them by an id, a tag or a time."""
+"""List a location's checkpoints, and find a checkpoint by id, tag or time."""
 
 from __future__ import annotations
 
@@ -115,18 +115,18 @@ class CheckpointSummary:
 
     @property
     def is_retained(self) -> bool:
-        """Whether it can be restored and read."""
+        """Whether the checkpoint can be restored and read."""
         return self.state is CheckpointState.RETAINED
 
     @property
     def batch_id(self) -> int | None:
-        """The micro-batch that made it; None if a query did not, or it cannot be read."""
+        """The micro-batch that created it; None if no query did, or if it cannot be read."""
         batch_id = self.properties.get("batch_id")
         return batch_id if isinstance(batch_id, int) else None
 
     @property
     def durations_ms(self) -> Mapping[str, int]:
-        """Milliseconds of each phase of its micro-batch by name, as far as they were recorded."""
+        """Milliseconds of each recorded phase of its micro-batch, by name."""
         figures = self.properties.get(FIGURES_PROPERTY)
         stored = figures.get("milliseconds") if isinstance(figures, Mapping) else None
         if not isinstance(stored, Mapping):
@@ -139,7 +139,7 @@ class CheckpointSummary:
 
     @property
     def created_at(self) -> dt.datetime | None:
-        """When it was made, in UTC; None if it cannot be read, or no calendar has the time."""
+        """When it was created, in UTC; None if it is unreadable or the time is out of range."""
         return None if self.created_at_ms is None else utc_time(self.created_at_ms)
 
 
@@ -160,7 +160,7 @@ def list_checkpoints(store: ObjectStore) -> list[CheckpointSummary]:
 
 def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedCheckpoint | None]]:
     """
-    Return what `list_checkpoints` returns, each with its checkpoint.
+    Return the result of `list_checkpoints`, each entry with its checkpoint.
 
     None if it cannot be read.
     """
@@ -239,14 +239,14 @@ def _summary(stored: StoredCheckpoint, retained: bool, is_given_up: bool) -> Che
 
 
 CheckpointName = int | str | dt.datetime
-"""How callers name a checkpoint: an id, `latest`, `earliest`, a tag, or a time."""
+"""How callers specify a checkpoint: an id, `latest`, `earliest`, a tag, or a time."""
 LATEST: Final = "latest"
 EARLIEST: Final = "earliest"
 _ID: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def checkpoint_id_of(store: ObjectStore, asked: CheckpointName, name: str = "checkpoint") -> int:
-    """Return the id of the checkpoint that a caller names."""
+    """Return the id of the checkpoint that a caller specifies."""
     # By type, then by form: a time, a number, a position, a word, a tag, and a time as text.
     if isinstance(asked, dt.datetime):
         return find_checkpoint_at(store, _with_zone(asked))
@@ -264,7 +264,7 @@ def checkpoint_id_of(store: ObjectStore, asked: CheckpointName, name: str = "che
     if text == EARLIEST and (retained := retained_checkpoints(store)):
         return retained[0]
     if text in (LATEST, EARLIEST):
-        raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+        raise CheckpointError(f"{store.url} does not contain a checkpoint", reason="not_found")
     tags = {tag.name: tag for tag in list_tags(store) if tag.kind is TagKind.TAG}
     if text in tags:
         return tags[text].checkpoint_id
@@ -280,7 +280,7 @@ def checkpoint_id_of(store: ObjectStore, asked: CheckpointName, name: str = "che
 
 
 def _id_at(store: ObjectStore, position: CheckpointPosition) -> int:
-    """Return the number of a position that the newest checkpoint continues."""
+    """Return a position's checkpoint number, if the newest checkpoint continues it."""
     find_continuing(store, position)
     with suppress(ObjectNotFoundError):  # the caller says what a deleted checkpoint means
         check_continues(store, read_checkpoint(store, position.checkpoint_id).checkpoint, position)
@@ -289,7 +289,7 @@ def _id_at(store: ObjectStore, position: CheckpointPosition) -> int:
 
 def given_checkpoint_id(store: ObjectStore, asked: CheckpointName | None) -> int | None:
     """
-    Return the id of the checkpoint that a caller names, None for none.
+    Return the id of the checkpoint that a caller specifies; None for None.
 
     Raises as `checkpoint_id_of`.
     """
@@ -297,13 +297,13 @@ def given_checkpoint_id(store: ObjectStore, asked: CheckpointName | None) -> int
 
 
 def parse_time(text: str) -> dt.datetime:
-    """Return a time of ISO 8601; without a zone it is UTC."""
+    """Parse an ISO 8601 time; without a time zone it is UTC."""
     try:
         time = dt.datetime.fromisoformat(text.strip())
     except ValueError as error:
         raise UsageError(
-            f"{text!r:.100} is not an ISO 8601 time such as 2026-11-22T10:30:00+01:00; without a zone "
-            "it is UTC"
+            f"{text!r:.100} is not an ISO 8601 time such as 2026-11-22T10:30:00+01:00; without a "
+            "time zone it is UTC"
         ) from error
     return _with_zone(time)
 
@@ -331,7 +331,7 @@ def find_checkpoint_at(store: ObjectStore, time: dt.datetime) -> int:
             return checkpoint_id
         oldest = f"; the oldest, checkpoint {checkpoint_id}, was created at {created.isoformat()}"
     raise CheckpointError(
-        f"{store.url} has no retained checkpoint that was created at or before {time.isoformat()}"
-        f"{oldest}. Let the query retain more checkpoints (retainedCheckpoints)",
+        f"{store.url} retains no checkpoint that was created at or before {time.isoformat()}"
+        f"{oldest}. To retain more checkpoints, raise the query's setting retainedCheckpoints",
         reason="not_found",
     )

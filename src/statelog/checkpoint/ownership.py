@@ -1,5 +1,5 @@
 """
-Who may write: claims, which are entries of the sequence of checkpoints.
+Claims, which decide who may write: entries in the sequence of checkpoints.
 
 A new owner puts its claim under the first free number, so that the owner before it finds the claim
 at exactly the number that it wants.  A claim is never deleted.  There is no clock and no lease.
@@ -39,7 +39,7 @@ def new_owner_id(kind: str) -> str:
 
 
 def describe_claim(claim: ClaimRecord) -> str:
-    """Return a claim as text for a message: its object, its owner and its time."""
+    """Describe a claim for a message: its object, its owner and its time."""
     return (
         f"{PATHS.metadata(claim.number)}, claimed by {claim.owner_id!r}{time_text(claim, ' at ')}"
     )
@@ -57,7 +57,7 @@ def time_text(claim: ClaimRecord, before: str) -> str:
 
 def describe_newest_claim(store: ObjectStore) -> str:
     """
-    Return the newest claim as text for a message; see `describe_claim`.
+    Describe the newest claim for a message; see `describe_claim`.
 
     Raises nothing: the message that needs it reports another fault.
     """
@@ -123,7 +123,7 @@ def claim_location(
 
 def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
     """
-    Return the identity of the location, and the timeline that its newest entry is of.
+    Return the location's identity, and the timeline of its newest entry.
 
     The first claim makes the identity.  The first claim of a copy begins a timeline: the location
     that it was copied from may go on too.
@@ -139,7 +139,7 @@ def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
 
 
 def _history_of(entry: Entry) -> tuple[str, int]:
-    """Return location and timeline of an entry."""
+    """Return the location and the timeline of an entry."""
     if isinstance(entry, ClaimRecord):
         return entry.location_id, entry.timeline
     return entry.checkpoint.timeline.location_id, entry.checkpoint.timeline.number
@@ -147,7 +147,7 @@ def _history_of(entry: Entry) -> tuple[str, int]:
 
 def _check_location(entries: Entries, lowest: Entry, location_id: str) -> None:
     """
-    Check that the newest entry is of this location.
+    Check that the newest entry belongs to this location.
 
     A driver of a location that was deleted, and made again at the same place, may still run: its
     next number may be free in the new one.
@@ -158,8 +158,9 @@ def _check_location(entries: Entries, lowest: Entry, location_id: str) -> None:
     number = entries.ids[-1]
     path = PATHS.metadata(number)
     raise CheckpointError(
-        f"{path} of {entries.store.url} was written for another location, {location_id}, that was at this place "
-        f"before; this one is {own_id}. Stop the driver that wrote it, and delete {path}; then start again",
+        f"{path} of {entries.store.url} was written for a different location, {location_id}, which "
+        f"was at this path before; this location is {own_id}. Stop the driver that wrote it, delete "
+        f"{path}, and start again",
         reason="foreign_state",
         checkpoint_id=number,
         path=path,
@@ -168,7 +169,7 @@ def _check_location(entries: Entries, lowest: Entry, location_id: str) -> None:
 
 def _pins_if_last(entries: Entries, claim: ClaimRecord) -> tuple[Pin, ...] | None:
     """
-    Return the pins of the location; None if the number of a claim was not the first free one.
+    Return the location's pins; None if a claim's number was not the first free one.
 
     Deletions leave gaps.  A claim in a gap fences no owner; there is a higher entry then.  But the
     entry that a listing has may be deleted before the question about it: an owner that was not
@@ -194,7 +195,7 @@ def _pins_if_last(entries: Entries, claim: ClaimRecord) -> tuple[Pin, ...] | Non
 
 
 def _read_newest(entries: Entries, claim: ClaimRecord) -> None:
-    """Read the checkpoint that a restore will need; what is wrong with it, the restore reports."""
+    """Read the checkpoint that a restore will need; the restore reports any error."""
     if claim.newest is not None:
         with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
             entries.read(claim.newest)
@@ -206,7 +207,7 @@ def put_claim(
     pause: Callable[[float], None] = pause_thread,
 ) -> bool:
     """
-    Put a claim under a number that was free.
+    Write a claim under a number that was free.
 
     Returns:
         Whether it has its number; False if another entry has it.

@@ -58,10 +58,10 @@ class QueryFiles(Protocol):
         """The checkpointLocation, as Spark resolves it."""
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return a file, or its last *tail* bytes; None if there is no such file."""
+        """Return a file, or its last *tail* bytes; None if the file does not exist."""
 
     def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the files in a folder; none if there is no such folder."""
+        """Return the names of the files in a folder; empty if the folder does not exist."""
 
 
 def read_source_logs(
@@ -70,7 +70,7 @@ def read_source_logs(
     before: Sequence[str | None],
     offsets: Sequence[str | None],
 ) -> tuple[SourceLog, ...]:
-    """Return the entries in the logs of the sources between two sets of offsets."""
+    """Return the entries of the source logs between two sets of offsets."""
     logs = []
     # A source that was added since the last batch did not have an offset before.
     for source, (folder, offset) in enumerate(zip(folders, offsets, strict=True)):
@@ -97,7 +97,7 @@ def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str
 
 
 def entry_of_log(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None:
-    """Return the files of one entry, from its own file or a compact one."""
+    """Return the files of one entry, from its own file or a compact file."""
     name = f"{folder}/{entry}"
     # Three places: its own file; a compact file of its number; the next compact file.
     data = files.read(name)
@@ -132,7 +132,7 @@ def _first_compact_after(names: Iterable[str], entry: int) -> int | None:
 
 
 def compacts_in(names: Iterable[str]) -> list[int]:
-    """Return the numbers of the compact files among the files of a log."""
+    """Return the numbers of the compact files of a log."""
     stems = (name.removesuffix(COMPACT) for name in names if name.endswith(COMPACT))
     return [int(stem) for stem in stems if stem.isdigit() and stem.isascii()]
 
@@ -145,7 +145,7 @@ _metadata_decoder: Final = msgspec.json.Decoder(_Metadata)
 
 
 def recorded_query_id(files: QueryFiles) -> str:
-    """Return Spark's id of the query in a checkpointLocation; "" if no query ran there."""
+    """Return Spark's query id from a checkpointLocation; "" if no query ran there."""
     data = files.read(METADATA)
     if data is None:
         return ""
@@ -153,9 +153,9 @@ def recorded_query_id(files: QueryFiles) -> str:
         return decode_json(data, _metadata_decoder).id
     except msgspec.DecodeError as error:
         raise CheckpointError(
-            f"{files.url}/{METADATA} has no id of a query: {error}. A power failure may have "
-            "truncated the file. Nothing was changed: bring the file back from a backup, or go on "
-            "from the state with a new checkpointLocation and adopt=True",
+            f"{files.url}/{METADATA} does not contain a query id: {error}. A power failure may "
+            "have truncated the file. Nothing was changed. Restore the file from a backup, or "
+            "continue from the state with a new checkpointLocation and adopt=True",
             reason="damaged",
         ) from error
 
@@ -182,16 +182,16 @@ def newest_offsets(files: QueryFiles) -> OffsetEntry | None:
         return read_offsets(files, newest)
     except CorruptionError as error:
         raise CheckpointError(
-            f"the offset log of {files.url} is damaged: {error}. Nothing was changed: `statelog rewind "
-            f"{files.url}` (with --state-location, where the state is elsewhere) lists the batches to "
-            "go back to; going back removes the file",
+            f"the offset log of {files.url} is damaged: {error}. Nothing was changed. To list the "
+            f"batches you can go back to, run `statelog rewind {files.url}` (add --state-location "
+            "if the state is stored elsewhere); rewinding removes the damaged file",
             reason="damaged",
         ) from error
 
 
 def unfinished_batch(files: QueryFiles) -> int | None:
     """
-    Return the micro-batch that was planned and is not finished, which Spark repeats.
+    Return the planned but unfinished micro-batch, which Spark will repeat.
 
     None for none.
     """
@@ -206,13 +206,13 @@ def numbers_in(files: QueryFiles, folder: str) -> set[int]:
 
 
 def number_of(name: str) -> int | None:
-    """Return the number in the name of a file of a log, or None."""
+    """Return the number in a log file's name, or None."""
     stem = name.removesuffix(COMPACT)
     return int(stem) if stem.isdigit() and stem.isascii() else None
 
 
 def _check_sums(files: QueryFiles, batch_id: int) -> None:
-    """Compare an entry with its checksums, as Hadoop does on local disk."""
+    """Verify an entry against its checksums, as Hadoop does on local disk."""
     name = f"{OFFSETS}/{batch_id}"
     sums = files.read(f"{OFFSETS}/.{batch_id}.crc")
     if sums is None or len(sums) < _CHECKSUMS.size:
@@ -227,7 +227,7 @@ def _check_sums(files: QueryFiles, batch_id: int) -> None:
         for start in range(0, len(data), chunk)
     )
     if hashed != sums[_CHECKSUMS.size :]:
-        raise CorruptionError(f"{name} differs from its checksums", path=name)
+        raise CorruptionError(f"{name} does not match its checksums", path=name)
 
 
 # Detect what Spark's offline repartition leaves in a checkpointLocation of statelog.
@@ -242,7 +242,7 @@ _times_decoder: Final = msgspec.json.Decoder(_Times)
 
 def refuse_unfinished_repartition(files: QueryFiles) -> None:
     """
-    Reject a checkpointLocation with the entry of a repartition that did not finish.
+    Reject a checkpointLocation that contains an unfinished repartition.
 
     Spark fixes the number of partitions when a query begins, so that only a repartition changes it.
     """
@@ -254,7 +254,7 @@ def refuse_unfinished_repartition(files: QueryFiles) -> None:
     if before is None or after is None or before == after:
         return
     raise CheckpointError(
-        f"batch {newest} in {files.url} is a repartition of Spark's own state from {before} to {after} "
+        f"batch {newest} in {files.url} is a repartition of Spark's own state store from {before} to {after} "
         "partitions. Spark does not start a query after it, and cannot finish it, because the state "
         f"is in statelog. Delete the files {OFFSETS}/{newest} and {OFFSETS}/.{newest}.crc there, and "
         "start the query again: it continues after its last micro-batch. The number of tasks is free "
@@ -264,7 +264,7 @@ def refuse_unfinished_repartition(files: QueryFiles) -> None:
 
 
 def _partitions(files: QueryFiles, batch_id: int) -> str | None:
-    """Return the number of shuffle partitions that a micro-batch was planned with, if known."""
+    """Return the number of shuffle partitions for which a micro-batch was planned, if known."""
     lines = (files.read(f"{OFFSETS}/{batch_id}") or b"").split(b"\n")
     try:
         return decode_json(lines[1], _times_decoder).conf.get(_PARTITIONS)
@@ -286,7 +286,8 @@ def files_upto(files: QueryFiles, folder: str, upto: int) -> list[FileEntry]:
         named = entry_of_log(files, log, entry)
         if named is None:
             raise CheckpointError(
-                f"the log of a source, {files.url}/{log}, has no entry {entry}", reason="not_found"
+                f"the source log {files.url}/{log} does not contain entry {entry}",
+                reason="not_found",
             )
         entries += named
     return entries
@@ -320,12 +321,12 @@ class StoredQuery:
 
     def _is_no_query(self) -> UsageError:
         return UsageError(
-            f"{self.url} is not the checkpointLocation of a streaming query: it has no file "
-            "`metadata` with the query's id"
+            f"{self.url} is not the checkpointLocation of a streaming query: it does not "
+            "contain the file `metadata` with the query's id"
         )
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return a file, or its last *tail* bytes; None if there is no such file."""
+        """Return a file, or its last *tail* bytes; None if the file does not exist."""
         try:
             data = bytes(self._store.get(name))
         except ObjectNotFoundError:
@@ -333,7 +334,7 @@ class StoredQuery:
         return data if tail is None else data[-tail:]
 
     def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the files in a folder; none if there is no such folder."""
+        """Return the names of the files in a folder; empty if the folder does not exist."""
         names = (info.path.removeprefix(f"{folder}/") for info in self._store.list(folder))
         return [name for name in names if "/" not in name]
 
@@ -356,7 +357,7 @@ class StoredQuery:
         return max(times, default=None)
 
     def has_state_of_spark(self) -> bool:
-        """Return whether an operator of Spark has state in this checkpointLocation."""
+        """Return whether a Spark operator stores state in this checkpointLocation."""
         names = self._store.list_folders("state")
         return any(name.isdigit() for name in names)
 

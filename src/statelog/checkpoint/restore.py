@@ -48,7 +48,7 @@ owners that died one after the other, are deleted by `collect_garbage`.
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
     """
-    The checkpoint to continue from, and what the ledger needs of older ones.
+    The checkpoint to continue from, and the ledger's view of older checkpoints.
 
     Args:
         stored: The checkpoint to continue from; None for a location without any.
@@ -67,7 +67,7 @@ class RestorePoint:
 
     @property
     def checkpoint(self) -> CompletedCheckpoint | None:
-        """The checkpoint to continue from; None for a location without any."""
+        """The checkpoint to continue from; None if the location has none."""
         return None if self.stored is None else self.stored.checkpoint
 
 
@@ -75,7 +75,7 @@ def find_restore_point(
     entries: Entries, checkpoint_id: int | None = None, *, pins: tuple[Pin, ...] | None = None
 ) -> RestorePoint:
     """
-    Find the checkpoint to continue from: the newest one, or the given one.
+    Find the checkpoint to continue from: the newest one, or the requested one.
 
     It divides the entries of the location, which are numbers from old to new::
 
@@ -133,7 +133,7 @@ def find_restore_point(
 
 def _given_up(entries: Entries, checkpoint_id: int, is_pinned: bool) -> RetainedCheckpoint | None:
     """
-    Return the ledger's view of a newer checkpoint that a restore gives up; None if there is none.
+    Return the ledger's view of a newer checkpoint that a restore discards; None if there is none.
 
     Of one that cannot be read, and that no pin holds, only the metadata is deleted.
     """
@@ -151,36 +151,36 @@ def _given_up(entries: Entries, checkpoint_id: int, is_pinned: bool) -> Retained
 
 
 def objects_of(checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
-    """Return all objects of a checkpoint, its own metadata last."""
+    """Return all objects of a checkpoint, with its own metadata last."""
     metadata = PATHS.metadata(checkpoint.checkpoint_id)
     return (*(path for path in checkpoint.referenced_paths() if path != metadata), metadata)
 
 
 def check_key_groups(url: str, checkpoint: CompletedCheckpoint, max_parallelism: int) -> None:
-    """Check that a checkpoint has the number of key groups of the job."""
+    """Check that a checkpoint has the job's number of key groups."""
     if checkpoint.max_parallelism != max_parallelism:
         raise unusable(
             checkpoint.checkpoint_id,
             "max_parallelism",
             f"checkpoint {checkpoint.checkpoint_id} of {url} was taken with {checkpoint.max_parallelism} key "
             f"groups; max_parallelism {max_parallelism} cannot read it, because keys would move "
-            "between key groups. Use the number the job began with",
+            "between key groups. Use the number with which the job started",
         )
 
 
 def find_checkpoint(store: ObjectStore, checkpoint_id: int | None = None) -> CompletedCheckpoint:
-    """Return the newest checkpoint, or the one asked for, to read its state."""
+    """Return the newest or the requested checkpoint, to read its state."""
     entries = Entries(store)
     if checkpoint_id is not None:
         return _asked_for(entries, checkpoint_id)[0].checkpoint
     newest = entries.newest()
     if newest is None:
-        raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+        raise CheckpointError(f"{store.url} does not contain a checkpoint", reason="not_found")
     return newest
 
 
 def find_continuing(store: ObjectStore, position: CheckpointPosition) -> CompletedCheckpoint:
-    """Return the newest checkpoint; it continues one that was remembered elsewhere."""
+    """Return the newest checkpoint, which must continue a checkpoint recorded elsewhere."""
     newest = find_checkpoint(store)
     check_continues(store, newest, position)
     return newest
@@ -189,12 +189,12 @@ def find_continuing(store: ObjectStore, position: CheckpointPosition) -> Complet
 def check_continues(
     store: ObjectStore, checkpoint: CompletedCheckpoint, position: CheckpointPosition
 ) -> None:
-    """Check that a checkpoint continues one that was remembered outside of the location."""
+    """Check that a checkpoint continues a checkpoint recorded outside the location."""
     if checkpoint.continues(position):
         return
     number = position.checkpoint_id
     if position.location_id != checkpoint.timeline.location_id:
-        why = "the location was deleted and made again, or replaced by a copy"
+        why = "the location was deleted and created again, or replaced by a copy"
     elif position.timeline != checkpoint.timeline.number:
         why = "the query was rewound to an earlier checkpoint"
     else:
@@ -202,14 +202,15 @@ def check_continues(
     raise unusable(
         number,
         "not_newer",
-        f"checkpoint {checkpoint.checkpoint_id} of {store.url} does not continue checkpoint {number} as it "
-        f"was read before ({position.to_text()}): {why}. Begin again with the whole state",
+        f"checkpoint {checkpoint.checkpoint_id} of {store.url} does not continue checkpoint "
+        f"{number}, which was read before ({position.to_text()}): {why}. "
+        "Start again from the full state",
     )
 
 
 def keep_tag(store: ObjectStore, tag: Tag) -> None:
     """
-    Check that a tag of an earlier call keeps its checkpoint; else delete the tag.
+    Check that the tag of an earlier call still pins its checkpoint; delete it if not.
 
     That call may have ended before it checked whether the checkpoint is retained.
     """
@@ -222,7 +223,7 @@ def keep_tag(store: ObjectStore, tag: Tag) -> None:
 
 
 def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, tuple[int, ...]]:
-    """Return the given checkpoint if it can be restored, and what it retains."""
+    """Return the requested checkpoint if it can be restored, and what it retains."""
     store = entries.store
     ids = entries.ids
     stored = entries.load(checkpoint_id)
@@ -240,8 +241,8 @@ def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, 
                 checkpoint_id,
                 "subsumed",
                 f"checkpoint {checkpoint_id} is no longer retained (retained: {', '.join(map(str, retained))}); its objects may "
-                "have been deleted; restore a retained one. A query keeps more of them with "
-                "retainedCheckpoints, and `statelog tag` keeps one",
+                "have been deleted; restore a retained one. To keep more, raise "
+                "retainedCheckpoints, or pin a checkpoint with `statelog tag`",
             )
     base = stored.checkpoint
     # An older checkpoint may have lost objects to a garbage collection, so look before it is used.
@@ -250,7 +251,7 @@ def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, 
             checkpoint_id,
             "objects_missing",
             f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects do not exist, first {missing[0]}; "
-            "restore another one",
+            "restore a different checkpoint",
             missing=missing,
         )
     if newest is None:

@@ -1,5 +1,5 @@
 """
-Which checkpoints of a location are retained: by its newest one, and by tags.
+Find the checkpoints that the newest checkpoint of a location and its tags retain.
 
 One listing of the tags tells a clean-up what it must keep; see `statelog.checkpoint.tags`.
 """
@@ -22,7 +22,7 @@ from statelog.store.paths import parse_tag
 
 
 class TagKind(enum.Enum):
-    """What pins a checkpoint."""
+    """The kind of a pin: a tag, a fork or a reader's position."""
 
     TAG = "tag"
     """A name that a person gave."""
@@ -35,7 +35,7 @@ class TagKind(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tag:
     """
-    One tag.
+    A tag in a location.
 
     Args:
         kind: What pins the checkpoint.
@@ -54,7 +54,7 @@ class Tag:
 
     @property
     def pin(self) -> Pin:
-        """What it pins."""
+        """The checkpoints that the tag pins."""
         return Pin(self.checkpoint_id, self.newest)
 
 
@@ -83,14 +83,14 @@ def list_tags(store: ObjectStore) -> list[Tag]:
 
 
 def read_pins(store: ObjectStore) -> tuple[Pin, ...]:
-    """Return what the tags of a location pin."""
+    """Return the checkpoints that a location's tags pin."""
     return tuple(tag.pin for tag in list_tags(store))
 
 
 def retained_ids(
     store: ObjectStore, newest: CompletedCheckpoint, ids: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the checkpoints that can be restored: retained by *newest*, or pinned; ascending."""
+    """Return the restorable checkpoints, retained by *newest* or pinned, ascending."""
     return retained_with(store, read_pins(store), newest, ids)
 
 
@@ -100,7 +100,7 @@ def retained_with(
     newest: CompletedCheckpoint,
     ids: Sequence[int],
 ) -> tuple[int, ...]:
-    """Return the checkpoints of *ids* that a newest one and pins retain, without claims."""
+    """Return the checkpoints in *ids* that a newest checkpoint and pins retain, without claims."""
     restorable = retained_among(pins, newest, ids)
     # A reader pins all numbers from its position on, also the numbers of claims.
     return tuple(
@@ -111,7 +111,7 @@ def retained_with(
 
 
 def _is_claim(store: ObjectStore, number: int) -> bool:
-    """Return whether an entry is a claim; one that is too large to be one is not read."""
+    """Return whether an entry is a claim; an entry too large for a claim is not read."""
     try:
         is_small = store.head(PATHS.metadata(number)).size_bytes <= CLAIM_BYTES_MAX
     except ObjectNotFoundError:
@@ -122,7 +122,7 @@ def _is_claim(store: ObjectStore, number: int) -> bool:
 def retained_among(
     pins: Sequence[Pin], newest: CompletedCheckpoint, ids: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the checkpoints of *ids* that can be restored: see `retained_ids`."""
+    """Return the checkpoints in *ids* that can be restored: see `retained_ids`."""
     pinned_ids = pinned(pins, ids, newest.checkpoint_id)
     return tuple(sorted({*newest.retained, *pinned_ids}))
 

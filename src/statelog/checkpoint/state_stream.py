@@ -1,5 +1,5 @@
 """
-The names of objects that hold state, and their bytes, verified when they are read.
+Names of state objects, and verified reads of their bytes.
 
 Changelog files are read by `statelog.changelog.reader` instead: they carry their own checksums, and
 their handles count uncompressed bytes.
@@ -65,7 +65,7 @@ class Entropy:
 
 
 def random_name() -> str:
-    """Return a random name in the form of a UUID, as Flink's files have."""
+    """Return a random name in the form of a UUID, like the names of Flink's files."""
     digits = os.urandom(16).hex()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
@@ -73,7 +73,7 @@ def random_name() -> str:
 def read_stream(
     store: ObjectStore, handle: StreamStateHandle, *, what: str = "state"
 ) -> memoryview:
-    """Return the bytes of a handle, verified as far as the handle can tell."""
+    """Return the bytes of a handle, verified against the handle."""
     if isinstance(handle, ByteStreamStateHandle):
         return memoryview(handle.data)
     file = handle
@@ -100,14 +100,14 @@ def check_stream(handle: FileStateHandle, data: Buffer, name: str) -> None:
         )
     if handle.crc32c is not None and checksum([data]) != handle.crc32c:
         raise CorruptionError(
-            f"damaged {name}: its checksum does not match the one of its handle",
+            f"damaged {name}: its checksum does not match the checksum in its handle",
             path=handle.path,
         )
 
 
 def read_materialized(store: ObjectStore, snapshot: MaterializedHandle) -> memoryview:
     """
-    Return the bytes of a snapshot; raises as `read_stream` does.
+    Return the bytes of a snapshot; raises like `read_stream`.
 
     It may hold more key groups than the handle's range; the reader drops the others.
 

@@ -40,7 +40,7 @@ from statelog.store.object_store import as_store
 from statelog.store.verified import create
 
 MAX_ATTEMPTS: Final = 10
-"""Names that are tried for one object, as in Flink."""
+"""Number of names to try for one object, as in Flink."""
 
 PutObject = Callable[[Callable[[], str], Sequence[Buffer]], str]
 """Puts an object under a new name of its first argument, and returns the name."""
@@ -48,9 +48,9 @@ PutObject = Callable[[Callable[[], str], Sequence[Buffer]], str]
 MAX_FILE_STATE_THRESHOLD: Final = MIB
 """The highest threshold, in bytes, up to which state may be stored in its handle."""
 DEFAULT_THRESHOLD_BYTES: Final = StreamOptions().data_inline_threshold_bytes
-"""State up to this size is stored in its handle, if the caller names no threshold."""
+"""State up to this size is stored in its handle, if the caller does not set a threshold."""
 DEFAULT_WRITE_BUFFER_BYTES: Final = StreamOptions().write_buffer_size_bytes
-"""Size of the pieces in which small writes are collected, if the caller names none."""
+"""Size of the pieces in which small writes are collected, if the caller does not set one."""
 
 
 class FsCheckpointStateOutputStream(io.RawIOBase):
@@ -153,10 +153,10 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         return self._pieces_size + len(self._buffer)
 
     def flush(self) -> None:
-        """Do nothing: an object appears whole, at `close_and_get_handle`."""
+        """Do nothing: `close_and_get_handle` writes the whole object."""
 
     def sync(self) -> None:
-        """Do nothing, as `flush`: `close_and_get_handle` makes the bytes durable."""
+        """Do nothing, like `flush`: `close_and_get_handle` makes the bytes durable."""
 
     def close_and_get_handle(self) -> StreamStateHandle | None:
         """
@@ -219,7 +219,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         ) from cause
 
     def _delete_quietly(self, path: str) -> None:
-        """Delete the object of a put with unknown outcome, if possible."""
+        """Try to delete the object of a put whose outcome is unknown."""
         try:
             self._store.delete([path])
         except Exception:
@@ -235,7 +235,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
 
     def close(self) -> None:
         """
-        Close the stream and drop its bytes; never raises.
+        Close the stream and discard its bytes; never raises.
 
         Thread: any.  During `close_and_get_handle` it returns its handle, or raises `ClosedError`.
         """
@@ -257,7 +257,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
 
 
 def _name_in_store(store: ObjectStore, directory: str | os.PathLike[str], name: str) -> str:
-    """Return the name in the store of a folder, which may be absolute."""
+    """Return a folder's name in the store; the folder may be absolute."""
     written = text(os.fspath(directory) if isinstance(directory, os.PathLike) else directory, name)
     root = local_path(store.url)
     if "://" in written:
@@ -272,22 +272,22 @@ def _name_in_store(store: ObjectStore, directory: str | os.PathLike[str], name: 
         below = os.path.relpath(written, root)
     if "://" in below or below.startswith("/"):
         raise UsageError(
-            f"{name} is {written}, which is not below {store.url}, the root of the store: name a "
+            f"{name} is {written}, which is not below {store.url}, the root of the store: pass a "
             "directory below the root, or open the store at a directory above"
         )
     if below in ("", "."):
-        raise UsageError(f"{name} is {written!r}; name a directory below {store.url}")
+        raise UsageError(f"{name} is {written!r}; pass a directory below {store.url}")
     return below
 
 
 def _check_directory(store: ObjectStore, directory: str, entropy: Entropy | None) -> None:
-    """Check that a folder exists; object stores have none, and a marker makes its folders."""
+    """Check that a folder exists, unless the store has no folders or a marker creates them."""
     root = local_path(store.url)
     if root is None or entropy is not None or os.path.isdir(os.path.join(root, directory)):
         return
     raise StoreError(
-        f"the directory {directory} of checkpoint streams does not exist in {store.url}: create it, or "
-        "correct the name",
+        f"the directory {directory} for checkpoint streams does not exist in {store.url}: create it, "
+        "or correct the name",
         path=directory,
         url=store.url,
         operation="put",
@@ -303,7 +303,7 @@ def duplicate_state(
     new_path: Callable[[str | None], str],
     attempts: int,
 ) -> list[StreamStateHandle]:
-    """Copy the objects of *handles*; all of them, or none."""
+    """Copy all objects of *handles*, or none."""
     copies: list[StreamStateHandle] = []
     try:
         for handle in handles:
@@ -344,7 +344,7 @@ def _copy(
             raise
         return replace(handle, path=path)
     raise StoreError(
-        f"could not copy {handle.path} in {store.url}: objects of all {attempts} names exist; "
+        f"could not copy {handle.path} in {store.url}: objects with all {attempts} names exist; "
         "try again",
         path=handle.path,
     )
@@ -359,7 +359,7 @@ def _delete_quietly(store: ObjectStore, paths: list[str]) -> None:
 
 
 class CheckpointedStateScope(enum.Enum):
-    """Who may use the bytes besides the checkpoint that wrote them."""
+    """Who may use the bytes in addition to the checkpoint that wrote them."""
 
     EXCLUSIVE = "exclusive"
     """No other checkpoint: they are deleted with the checkpoint that wrote them."""
@@ -455,7 +455,7 @@ class FsCheckpointStreamFactory:
         put: PutObject | None = None,
     ) -> FsCheckpointStreamFactory:
         """
-        Return the factory for one checkpoint of a location; raises `UsageError` as the class does.
+        Return the factory for one checkpoint of a location; raises like the class.
 
         Its folders are created on local disk with the first object.
 
@@ -559,7 +559,7 @@ class FsCheckpointStreamFactory:
         self, handles: Sequence[StreamStateHandle], scope: CheckpointedStateScope
     ) -> list[StreamStateHandle]:
         """
-        Copy state into the folder of *scope*; return the handles of the copies.
+        Copy state into the folder for *scope*; return the handles of the copies.
 
         Objects keep their file names if these are free and the store answers the first request;
         else they get new names.  Inline state is returned unchanged.

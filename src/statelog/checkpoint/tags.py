@@ -1,5 +1,5 @@
 """
-Tags: checkpoints that stay readable and restorable although newer ones subsume them.
+Tags, which keep subsumed checkpoints readable and restorable.
 
 A tag is one object, `tags/<kind>/<name>/<checkpoint>-<attempt>`.  Its name alone pins the
 checkpoint, so one listing tells a clean-up what it must keep; its content is facts for people and
@@ -48,7 +48,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 class TagContent(msgspec.Struct, frozen=True, kw_only=True):
     """
-    The content of a tag.
+    The content of a tag's object.
 
     Args:
         created_at_ms: Milliseconds since 1970 (UTC).
@@ -111,15 +111,15 @@ def put_tag(
 
 
 def find_tag(store: ObjectStore, name: str, kind: TagKind) -> Tag:
-    """Return the tag of a name."""
+    """Return the tag with a name."""
     tags = [tag for tag in list_tags(store) if tag.kind is kind]
     for tag in tags:
         if tag.name == name:
             return tag
     names = ", ".join(tag.name for tag in tags) or "none"
     raise CheckpointError(
-        f"{store.url} has no {kind.value} {name!r} (it has: {names}); `statelog tag LOCATION` lists "
-        "them",
+        f"{store.url} does not have a {kind.value} {name!r} (existing: {names}); "
+        "`statelog tag LOCATION` lists them",
         reason="not_found",
     )
 
@@ -134,11 +134,11 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
         files = decode_msgpack(sections[_FILES_SECTION], _files_decoder)
     except (KeyError, msgspec.DecodeError) as error:
         raise CorruptionError(
-            f"damaged tag {tag.path}: its content is not a tag's ({error})", path=tag.path
+            f"damaged tag {tag.path}: its content is not a valid tag ({error})", path=tag.path
         ) from error
     if stored.version > _VERSION:
         raise IncompatibleFormatError(
-            f"{tag.path} has version {stored.version} of a tag; this statelog reads up to "
+            f"{tag.path} is a tag of version {stored.version}; this statelog reads up to "
             f"{_VERSION}: upgrade statelog",
             path=tag.path,
         )
@@ -146,19 +146,20 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
         # They are written into a checkpointLocation later: a forged name must not lead out of it.
         if not _POSITION_FILE.fullmatch(checked_path(name)):
             raise CorruptionError(
-                f"damaged or forged tag {path}: it has the file {name!r:.200}, and the position of a "
-                "query consists of files in offsets/, commits/ and sources/ only. Nothing is written",
+                f"damaged or forged tag {path}: it contains the file {name!r:.200}, but the position "
+                "of a query consists of files in offsets/, commits/ and sources/ only. Nothing was "
+                "written",
                 path=path,
             )
     return TagContent(created_at_ms=stored.created_at_ms, facts=stored.facts, files=files)
 
 
 def check_name(name: str) -> str:
-    """Return the name of a tag if it can be one."""
+    """Return *name* if it is a valid tag name."""
     if not _NAME.fullmatch(text(name, "name")):
         raise UsageError(
-            f"{name!r} cannot be the name of a tag: use up to 100 letters, digits, '.', '_' and '-', a "
-            "letter or digit first"
+            f"{name!r} is not a valid tag name: use up to 100 letters, digits, '.', '_' and '-', "
+            "with a letter or digit first"
         )
     return name
 
@@ -173,11 +174,11 @@ def _encoded(content: TagContent) -> bytes:
 
 
 def _check_free(store: ObjectStore, tag: Tag) -> None:
-    """Check that no other object has the kind and the name of *tag*."""
+    """Check that no other tag has the kind and the name of *tag*."""
     for other in list_tags(store):
         if (other.kind, other.name) == (tag.kind, tag.name) and other.path != tag.path:
             raise UsageError(
-                f"{store.url} has a {tag.kind.value} {tag.name!r} already, of checkpoint "
+                f"{store.url} already has a {tag.kind.value} {tag.name!r}, which pins checkpoint "
                 f"{other.checkpoint_id}; use a different name, or remove the tag (`statelog tag --remove`) first"
             )
 
@@ -197,7 +198,7 @@ def _check_retained(store: ObjectStore, tag: Tag) -> None:
     what = "is no longer retained" if exists else "does not exist"
     raise CheckpointError(
         f"checkpoint {tag.checkpoint_id} of {store.url} {what} (retained: {ids_text}), so it cannot be "
-        "pinned; choose a retained one. A query keeps more of them with retainedCheckpoints",
+        "pinned; choose a retained one. To keep more checkpoints, raise retainedCheckpoints",
         reason="subsumed" if exists else "not_found",
         checkpoint_id=tag.checkpoint_id,
     )
@@ -209,7 +210,7 @@ def _check_retained(store: ObjectStore, tag: Tag) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderPosition:
     """
-    Moves the position of one reader.
+    Moves one reader's position.
 
     Args:
         store: The store of the location.
@@ -235,7 +236,7 @@ class ReaderPosition:
 
     def move(self, checkpoint_id: int) -> None:
         """
-        Record that all up to a checkpoint was read.
+        Record that the reader has read everything up to a checkpoint.
 
         The new position is put before the old one is deleted, so that no clean-up in between
         deletes what was not read.
@@ -256,7 +257,7 @@ class ReaderPosition:
                 delete_tag(self.store, entry)
 
     def remove(self) -> None:
-        """Forget the position; what it kept may be deleted."""
+        """Delete the position; the checkpoint that it pinned may be deleted."""
         for tag in self._tags():
             delete_tag(self.store, tag)
 

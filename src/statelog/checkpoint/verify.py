@@ -47,7 +47,7 @@ DAMAGED: Final = "damaged"
 MISSING: Final = "missing"
 NEWER: Final = "newer"
 _SEALED: Final = WHAT
-"""An object with a checksum of its own."""
+"""An object with its own checksum."""
 OTHER: Final = "other"
 _STATE: Final = ("checkpoint", "changelog", "snapshot")
 _OUTPUT_FILES: Final = "output_files"
@@ -85,7 +85,7 @@ class VerifiedObject:
     @property
     def blocks_restore(self) -> bool:
         """
-        Whether its checkpoints cannot be restored.
+        Whether checkpoints that need the object cannot be restored.
 
         Damage of most attachments does not matter.
         """
@@ -149,7 +149,7 @@ def verify_checkpoint(store: ObjectStore, checkpoint_id: int) -> Iterator[Verifi
 
 class SoundCheckpoints:
     """
-    Finds the newest checkpoint that can be restored, from the results of a verify.
+    Finds the newest checkpoint that can be restored, from the results of a verification.
 
     Attributes: `retained`: the checkpoints named by results; `unsound`: those that cannot be
     restored.
@@ -160,20 +160,20 @@ class SoundCheckpoints:
         self.unsound: set[int] = set()
 
     def add(self, item: VerifiedObject) -> None:
-        """Record one result."""
+        """Record the result for one object."""
         self.retained.update(item.checkpoints)
         if item.blocks_restore:
             self.unsound.update(item.checkpoints)
 
     @property
     def newest(self) -> int | None:
-        """The newest sound checkpoint; None if there is none."""
+        """The newest intact checkpoint; None if there is none."""
         return max(self.retained - self.unsound, default=None)
 
 
 @dataclass(slots=True)
 class _Need:
-    """What checkpoints say of one object."""
+    """The facts that checkpoints record about one object."""
 
     kind: str
     checkpoints: set[int] = field(default_factory=set)
@@ -242,14 +242,14 @@ def _kind_of(attachment: Attachment) -> str:
 
 
 def _order_of(kind: str) -> tuple[int, str]:
-    """Return the place of a kind: what is needed to restore first, and what is listed only last."""
+    """Return the sort position of a kind: objects needed to restore come first."""
     if kind in _STATE:
         return max(_STATE.index(kind), 1), ""
     return (len(_STATE), kind) if kind != OTHER else (len(_STATE) + 1, "")
 
 
 def _verified(store: ObjectStore, path: str, need: _Need) -> VerifiedObject:
-    """Return the result of an object that is sound; raises if it is not."""
+    """Return the result for an intact object; raise if it is not intact."""
     if need.kind in ("checkpoint", "changelog"):
         size = _verify_changelog(store, path, need)
         return VerifiedObject(path, need.kind, size, len(need.entries))
@@ -324,7 +324,7 @@ def _checkpoints(store: ObjectStore) -> Iterator[tuple[VerifiedObject, Completed
 
 
 def _lost_newest(store: ObjectStore, ids: list[int]) -> list[int]:
-    """Return the newest checkpoint that a claim above it names, if it does not exist."""
+    """Return the newest checkpoint that a later claim references, if it does not exist."""
     try:
         top = read_entry(store, ids[-1]) if ids else None
     except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
@@ -343,22 +343,24 @@ def _gone(checkpoint_id: int) -> VerifiedObject:
 
 
 def _verify_changelog(store: ObjectStore, path: str, need: _Need) -> int:
-    """Return the size of a changelog file that is sound and has the needed change sets."""
+    """Return the size of an intact changelog file that contains the needed change sets."""
     return read_verified(store, path, lambda data: _verify_segment(data, path, need))
 
 
 def _verify_segment(data: memoryview, path: str, need: _Need) -> int:
     segment = parse_segment(data, where=path)
     if segment.trailer is None and need.kind == "checkpoint":
-        raise damaged(path, "it has no checkpoint record; the object was truncated, or is another")
+        raise damaged(
+            path, "it does not contain a checkpoint record; the object was truncated or replaced"
+        )
     for entry in sorted(need.entries, key=lambda entry: entry.offset):
         offset = entry.offset
         # First what checkpoints refer to, with its place in the message; then the whole file.
         end = decode_change_set(segment.payload, offset, where=path).end
         if entry.size_bytes is not None and end - offset != entry.size_bytes:
             raise CorruptionError(
-                f"change set of {path} at payload offset {offset} has {end - offset} bytes, "
-                f"the checkpoint records {entry.size_bytes}",
+                f"change set of {path} at payload offset {offset} is {end - offset} bytes, "
+                f"but the checkpoint records {entry.size_bytes}",
                 path=path,
                 offset=offset,
             )
@@ -380,7 +382,7 @@ def _output_files(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
 
 
 def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> None:
-    """Refuse a snapshot of statelog's without any row of the key groups it is recorded for."""
+    """Reject a statelog snapshot without any row in the key groups recorded for it."""
     if bytes(data[: len(_PARQUET_MAGIC)]) != _PARQUET_MAGIC:
         return  # the snapshot of another engine
     try:
@@ -395,14 +397,14 @@ def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> N
         ) from error
     if ends["max"] < expected.start or ends["min"] > expected.end:
         raise CorruptionError(
-            f"snapshot {path} holds key groups {ends['min']} to {ends['max']}, the checkpoint records "
-            f"{expected.start} to {expected.end}",
+            f"snapshot {path} holds key groups {ends['min']} to {ends['max']}, but the "
+            f"checkpoint records {expected.start} to {expected.end}",
             path=path,
         )
 
 
 def _log_gap(parent: CompletedCheckpoint, child: CompletedCheckpoint) -> str:
-    """Return which log of its parent a checkpoint lacks, or ""."""
+    """Return which of its parent's logs a checkpoint lacks, or ""."""
     covered = covered_checkpoints(child.materialized, child.max_parallelism)
     present = {log.state_handle_id: log.key_group_range for log in child.log}
     for handle in parent.log:
@@ -412,6 +414,6 @@ def _log_gap(parent: CompletedCheckpoint, child: CompletedCheckpoint) -> str:
             return (
                 f"checkpoint {child.checkpoint_id} lacks log of checkpoint {handle.checkpoint_id} "
                 f"(handle {handle.state_handle_id}, key groups {groups.start} to {groups.end}), which "
-                f"its parent {parent.checkpoint_id} has and no snapshot of it contains"
+                f"its parent {parent.checkpoint_id} has but no snapshot contains"
             )
     return ""

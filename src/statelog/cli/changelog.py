@@ -27,7 +27,7 @@ _VALUE_BYTES = 64
 
 
 class ValueForm(enum.Enum):
-    """How a value is printed."""
+    """How to print a value."""
 
     TEXT = "text"
     HEX = "hex"
@@ -50,7 +50,7 @@ def changelog(
     values: Annotated[
         ValueForm | None,
         typer.Option(
-            help="Print the values too: as UTF-8 text, with escapes for other bytes and control "
+            help="Also print the values: as UTF-8 text, with escapes for other bytes and control "
             "characters, or as hexadecimal digits."
         ),
     ] = None,
@@ -64,8 +64,8 @@ def changelog(
 
     Columns: the offset of the change set, the key group, the size of the value in bytes, and its
     SHA-256; --values adds the encoded value.  Key group -1 contains metadata, which every reader
-    receives.  Every checksum of the file is verified first.  For a claim, the command prints its
-    owner.  `statelog diff` prints what changed in the state.
+    receives.  The command first verifies every checksum in the file.  For a claim, the command
+    prints its owner.  To see the changes of state, use `statelog diff`.
 
     Examples:
         statelog changelog s3://bucket/jobs/totals/chk-41/_metadata
@@ -110,11 +110,11 @@ def _show_claim(claim: ClaimRecord, as_json: bool) -> None:
         facts = msgspec.structs.asdict(claim)
         print_json({"claim": facts.pop("number"), **facts})
         return
-    before = "no checkpoint before it"
+    before = "no earlier checkpoint"
     if claim.newest is not None:
-        before = f"it continues checkpoint {claim.newest}"
+        before = f"continues checkpoint {claim.newest}"
     owner = f"claim {claim.number} of {claim.owner_id!r}{time_text(claim, ', at ')}"
-    line = f"{owner}: {before}, {claim.next_number} is the next number"
+    line = f"{owner}: {before}, the next id is {claim.next_number}"
     sys.stdout.write(_for_terminal(one_line(line)) + "\n")
 
 
@@ -146,13 +146,13 @@ def _line(row: dict[str, int | str]) -> str:
 
 
 def _for_terminal(line: str) -> str:
-    """Return a line with escapes for characters that standard output cannot encode."""
+    """Escape the characters of a line that standard output cannot encode."""
     encoding = sys.stdout.encoding or "utf-8"
     return line.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _text(value: bytes) -> str:
-    """Return UTF-8 as text on one line, with escapes that begin with a backslash."""
+    """Return UTF-8 as one line of text, with backslash escapes."""
     return one_line(value.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace"))
 
 
@@ -165,7 +165,7 @@ def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
             count = len(set_offsets) - _OFFSETS_SHOWN
             more = f" and {count} more" if count > 0 else ""
             raise UsageError(
-                f"no change set begins at payload offset {offset} of {segment.where}; they begin at "
+                f"no change set begins at payload offset {offset} of {segment.where}; change sets begin at "
                 f"{first_offsets}{more}"
             )
     return offsets

@@ -77,9 +77,9 @@ def checkpoints(location: options.Location, as_json: options.Json = False) -> bo
     """
     List the checkpoints of a state location.
 
-    A "retained" checkpoint can be restored.  A "subsumed" one cannot; its file remains until the
-    next clean-up, or as long as a retained checkpoint needs changes in it.  Exit status 1 if a
-    checkpoint is damaged.
+    A "retained" checkpoint can be restored.  A "subsumed" checkpoint cannot; its file remains until
+    the next garbage collection, or as long as a retained checkpoint needs changes in it.  Exit
+    status 1 if a checkpoint is damaged.
 
     Examples:
         statelog checkpoints s3://bucket/jobs/totals
@@ -141,7 +141,7 @@ def _row(summary: CheckpointSummary) -> dict[str, str | Text]:
 
 
 def _properties(summary: CheckpointSummary) -> str:
-    """Return the numbers of a micro-batch, or else all plain properties."""
+    """Return a micro-batch's numbers, or all plain properties if there are none."""
     stored = summary.properties
     figures = summary.properties.get(FIGURES_PROPERTY)
     stored = {**stored, **figures} if isinstance(figures, Mapping) else stored
@@ -164,9 +164,10 @@ def gc(
     Delete the objects that no retained checkpoint needs.
 
     A query can keep running if --min-age exceeds the time from the upload of a change set to the
-    commit of its checkpoint.  Nothing is deleted while a retained checkpoint is damaged.  In a fork
-    that no longer needs its parent, the command deletes the tag that retains a checkpoint of the
-    parent.  Exit status 1 if a retained checkpoint is damaged or an object could not be deleted.
+    commit of its checkpoint.  The command deletes nothing while a retained checkpoint is damaged.
+    In a fork that no longer needs its parent, the command deletes the tag that retains a checkpoint
+    of the parent.  Exit status 1 if a retained checkpoint is damaged or an object could not be
+    deleted.
 
     Examples:
         statelog gc s3://bucket/jobs/totals
@@ -291,7 +292,7 @@ def _cells(line: AuditLine) -> list[str | Text]:
 
 
 def _facts(facts: JsonObject) -> str:
-    """Return facts as text: `min_age=1h deleted=3`."""
+    """Format facts as text: `min_age=1h deleted=3`."""
     return " ".join(f"{name}={_value(value)}" for name, value in facts.items())
 
 

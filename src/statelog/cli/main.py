@@ -81,10 +81,10 @@ statelog get LOCATION VARIABLE KEY   print the state of one key
 
 All commands: statelog --help. The options of a command: statelog read --help.
 """
-"""What is printed without arguments."""
+"""The text that is printed without arguments."""
 
 _WITHOUT_PARENTS: Final = ("demo", "changelog")
-"""Verbs that read no location of the caller, or a file only."""
+"""Verbs that do not read a caller's location, or read only a file."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -110,7 +110,7 @@ def _options(
 
 
 def _with_verbs(names: Sequence[str]) -> typer.Typer:
-    """Return the command line with some of its verbs."""
+    """Return the command line with some of the verbs."""
     program = typer.Typer(
         name="statelog",
         help="Inspect, change and verify durable streaming state.",
@@ -138,7 +138,7 @@ def _verb(name: str) -> Verb:
 
 
 def _help(name: str) -> tuple[str, ...]:
-    """Return the help text of a verb, a line for each paragraph, and its examples."""
+    """Return the help text of a verb, one line for each paragraph, and its examples."""
     text, _, examples = (inspect.getdoc(_verb(name)) or "").partition("\n\nExamples:\n")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     return ("\n\n".join(paragraphs), *(line.strip() for line in examples.splitlines()))
@@ -152,7 +152,7 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one call (None: of this process) and return its exit status."""
+    """Run one call and return its exit status; None takes the arguments of this process."""
     words = sys.argv[1:] if arguments is None else arguments
     # The modules of the other verbs take longer to import than most verbs take to run.
     names = words[:1] if words and words[0] in _VERBS else tuple(_VERBS)
@@ -187,7 +187,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _broken_pipe() -> int:
-    """Redirect standard output, or the interpreter reports an error at exit."""
+    """Redirect standard output, so that the interpreter reports no error at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)

@@ -1,4 +1,4 @@
-"""The arguments and options that several verbs share, each declared once."""
+"""The arguments and options that several verbs share."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Location = Annotated[
     typer.Argument(metavar="LOCATION", help="State location or checkpointLocation: a path or URL."),
 ]
 KEY_FORMS = (
-    r"Values of the key columns, in their order. '\N' is null, '\\N' is the text \N. "
+    r"Values of the key columns, in order. '\N' is null, '\\N' is the text \N. "
     "Put -- before a negative number."
 )
 Key = Annotated[list[str], typer.Argument(metavar="KEY", help=KEY_FORMS)]
 Operator = Annotated[
     str | None,
     typer.Option(
-        help="Name of the operator. Required if the query has several and the variable does not "
-        "identify it."
+        help="Operator name. Required if the query has several operators and the variable does "
+        "not identify one."
     ),
 ]
 Json = Annotated[
@@ -38,18 +38,16 @@ Json = Annotated[
 ]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(help=f"The checkpoint: {CHECKPOINT_FORMS}. Default: the newest."),
+    typer.Option(help=f"The checkpoint: {CHECKPOINT_FORMS}. Default: the newest checkpoint."),
 ]
 Since = Annotated[
     str | None,
-    typer.Option(
-        help=f"Include only what was committed after this checkpoint: {CHECKPOINT_FORMS}."
-    ),
+    typer.Option(help=f"Include only changes committed after this checkpoint: {CHECKPOINT_FORMS}."),
 ]
 Query = Annotated[
     str | None,
     typer.Option(
-        help="The query's checkpointLocation, if the checkpoint does not record it or it was moved."
+        help="The query's checkpointLocation, if the checkpoint does not record it or the folder was moved."
     ),
 ]
 Variables = Annotated[
@@ -88,7 +86,7 @@ Verb = Callable[..., bool | None]
 
 
 def command_of(verb: Verb, *, reads_location: bool = True) -> Callable[..., None]:
-    """Return what the parser calls for a verb; it has the option `--parent` if it reads a location."""
+    """Return a verb's parser callback, with `--parent` if the verb reads a location."""
 
     @functools.wraps(verb)
     def command(*arguments: object, parent: Sequence[str] | None = None, **options: object) -> None:
@@ -109,7 +107,7 @@ def command_of(verb: Verb, *, reads_location: bool = True) -> Callable[..., None
 
 @contextmanager
 def _environment(parents: Sequence[str]) -> Iterator[None]:
-    """Add *parents* to the environment variable that all readers of this call use."""
+    """Add *parents* to the environment variable that all readers in this call use."""
     before = os.environ.get(ENVIRONMENT)
     if parents:
         os.environ[ENVIRONMENT] = ",".join((*parents, *filter(None, [before])))

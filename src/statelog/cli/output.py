@@ -1,5 +1,5 @@
 """
-What all verbs print with: lines, tables, JSON, errors, and what a dry run reports.
+Print the output of all verbs: lines, tables, JSON, errors and dry-run reports.
 
 All output of the command line is written here.  The console and the table take their content as
 plain text: they escape control characters, and they ignore markup.  One call of `say` prints one
@@ -50,7 +50,7 @@ _DURATION: Final = Kind(
 
 
 class PlainConsole(Console):
-    """A rich console that prints text without markup, and with escapes; one line a call."""
+    """A rich console that prints one line of escaped text per call, without markup."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print text, or a `PlainTable`."""
@@ -58,7 +58,7 @@ class PlainConsole(Console):
 
 
 class PlainTable(Table):
-    """A rich table whose cells are text without markup, and with escapes."""
+    """A rich table whose cells are escaped text without markup."""
 
     def add_column(self, header: Any = "", *arguments: Any, **options: Any) -> None:
         """Add a column."""
@@ -70,7 +70,7 @@ class PlainTable(Table):
 
 
 def _plain(content: Any) -> Any:
-    """Return text as the console prints it; what is no text unchanged."""
+    """Return text as the console prints it, and other values unchanged."""
     if isinstance(content, str):
         return Text(one_line(content))
     if not isinstance(content, Text) or content.plain.isprintable():
@@ -99,13 +99,13 @@ class PipeConsole(PlainConsole):
 
 
 def console() -> PipeConsole:
-    """Return a console on standard output; it has 160 columns if that is not a terminal."""
+    """Return a console on standard output, with 160 columns if that is not a terminal."""
     width = None if sys.stdout.isatty() else 160
     return PipeConsole(highlight=False, width=width)
 
 
 def say(*parts: str | tuple[str, str] | Text) -> None:
-    """Print one line; a part is text, or text and its style."""
+    """Print one line; each part is text, or text with a style."""
     console().print(Text.assemble(*parts), soft_wrap=True)
 
 
@@ -141,7 +141,7 @@ def print_table(
 
 class Change(NamedTuple):
     """
-    What a command does, or would do, to an object.
+    A change that a command makes, or would make, to an object.
 
     The *action* is "delete" or "give up", or "failed" or "kept" with the reason in *text*.
     """
@@ -157,7 +157,7 @@ _DONE: Final = {"delete": "deleted", "give up": "gave up"}
 def print_changes(
     changes: Iterable[Change], summary: Mapping[str, object], *, apply: bool, as_json: bool
 ) -> None:
-    """Print what a command changed or would change; as JSON with the *summary*."""
+    """Print what a command changed or would change, or print it as JSON with the *summary*."""
     for change in changes:
         verb = _DONE.get(change.action, change.action)
         style = "red"
@@ -173,7 +173,7 @@ def print_changes(
 
 
 def say_dry_run(*, stop_query: bool = False) -> None:
-    """Print how a dry run becomes a change."""
+    """Print how to apply the changes of a dry run."""
     stop = " Stop the query first." if stop_query else ""
     say(f"This was a dry run; --apply makes the changes.{stop}")
 
@@ -181,7 +181,7 @@ def say_dry_run(*, stop_query: bool = False) -> None:
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
     """
-    Show on standard error what the command does; yields a function that updates the text.
+    Show the command's progress on standard error; yield a function that updates it.
 
     Nothing is shown if standard error is not a terminal.
     """
@@ -232,21 +232,21 @@ def open_location(location: str) -> LocationStore:
     store = open_state(location)
     if not is_state(store):
         raise UsageError(
-            f"{location} is not a state location: neither it nor its folder {STATE_FOLDER} contains a "
+            f"{location} is not a state location: neither it nor its subfolder {STATE_FOLDER} contains a "
             "checkpoint or a claim (chk-<number>/_metadata)"
         )
     return store
 
 
 def open_file(file: str) -> tuple[ObjectStore, str]:
-    """Return the store of a file, and its name there."""
+    """Return a file's store and its name in that store."""
     url = normalize_url(file)
     folder, _, name = url.rpartition("/")
     if not name or folder.endswith("/"):
-        raise UsageError(f"{file} is not a file name; give the path or URL of a file")
+        raise UsageError(f"{file} is not a file name; pass the path or URL of a file")
     path = local_path(url)
     if path is not None and os.path.isdir(path):
-        raise UsageError(f"{file} is a directory; give a file, such as {file}/_metadata")
+        raise UsageError(f"{file} is a directory; pass a file, such as {file}/_metadata")
     location, name = split_object(url)
     return open_existing(location or "file:///", file), name
 
@@ -262,7 +262,7 @@ def write_text(file: Path, text: str, location: str) -> None:
     check_named_file(location, file)
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise UsageError(
-            f"cannot write {file}: it is a symbolic link, a folder or a device; give a file name"
+            f"cannot write {file}: it is a symbolic link, a folder or a device; pass a file name"
         )
     try:
         if not file.parent.is_dir():
@@ -278,7 +278,7 @@ def parse_duration(text: str, name: str = "the duration") -> dt.timedelta:
 
 
 def utc(milliseconds: int | None) -> str:
-    """Return a time as text: "" for None, and the number for a time that `datetime` cannot represent."""
+    """Format a time: "" for None, and the number if `datetime` cannot represent it."""
     if milliseconds is None:
         return ""
     moment = utc_time(milliseconds)
@@ -286,7 +286,7 @@ def utc(milliseconds: int | None) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as text."""
+    """Format a size."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

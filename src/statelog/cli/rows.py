@@ -1,4 +1,4 @@
-"""Rows of state and of tables: print them, as JSON too, or write them to a Parquet file."""
+"""Print rows of state and tables as text or JSON, or write them to a Parquet file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Row = Mapping[str, object]
 
 
 def open_state(location: str, operator: str | None) -> LocationReader:
-    """Open a location that must be one, to read its state."""
+    """Open an existing location to read its state."""
     return LocationReader(open_location(location), operator=operator)
 
 
@@ -99,12 +99,12 @@ def write_parquet(file: Path, table: pa.Table) -> None:
 def report_unreadable(unreadable: Sequence[UnreadableAttachment]) -> bool:
     """Print the recordings that were skipped; return whether there are any."""
     for recording in unreadable:
-        print_error(f"the recording {recording.path} is left out: {recording.problem}")
+        print_error(f"the recording {recording.path} was skipped: {recording.problem}")
     return bool(unreadable)
 
 
 def _python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """Return rows as Python values; raises `CorruptionError` for a time or zone that Python lacks."""
+    """Return rows as Python values; raises `CorruptionError` for a time outside Python's range."""
     try:
         return python_rows(rows)
     except pa.ArrowInvalid as error:
@@ -114,7 +114,7 @@ def _python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def _cell(value: object) -> str:
-    """Return a value as people read it; a nested one as JSON."""
+    """Return a value in readable form; nested values become JSON."""
     if value is None:
         return ""
     if isinstance(value, bytes):

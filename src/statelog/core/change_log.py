@@ -46,7 +46,7 @@ class ChangesCut:
 
 @dataclass(frozen=True, slots=True)
 class PersistRequested:
-    """A checkpoint wants everything at or after *from_sqn* to be durable."""
+    """A checkpoint requests that all changes at or after *from_sqn* become durable."""
 
     persist_id: int
     from_sqn: int
@@ -54,7 +54,7 @@ class PersistRequested:
 
 @dataclass(frozen=True, slots=True)
 class FlushRequested:
-    """The threshold is reached: upload the changes ahead of a checkpoint."""
+    """The threshold was reached: upload the changes ahead of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class UploadSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class UploadFailed:
-    """The upload of these sets has failed for good."""
+    """The upload of these sets failed permanently."""
 
     sqns: tuple[int, ...]
     error: BaseException
@@ -74,7 +74,7 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A completed checkpoint holds the sets of [from_sqn, to_sqn); some may be uploading."""
+    """A completed checkpoint contains the sets of [from_sqn, to_sqn); some may be uploading."""
 
     from_sqn: int
     to_sqn: int
@@ -82,7 +82,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """No checkpoint and no restore needs the sets below *to_sqn*."""
+    """No checkpoint or restore needs the sets below *to_sqn*."""
 
     to_sqn: int
 
@@ -105,7 +105,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class StartUpload:
-    """Hand these sets to the scheduler, as one task."""
+    """Pass these sets to the scheduler as one task."""
 
     change_sets: tuple[StateChangeSet, ...]
 
@@ -129,7 +129,7 @@ class FailPersist:
 
 @dataclass(frozen=True, slots=True)
 class OfferFiles:
-    """A handle is about to name the files of these results."""
+    """A handle is about to reference the files of these results."""
 
     results: tuple[UploadResult, ...]
 
@@ -176,7 +176,7 @@ class _Persist:
 
 @dataclass(slots=True)
 class _Uploaded:
-    """A durable set: *offered* once a snapshot names it, *confirmed* once a checkpoint owns it."""
+    """A durable set: *offered* once in a snapshot, *confirmed* once a checkpoint owns it."""
 
     result: UploadResult
     offered: bool = False
@@ -214,17 +214,17 @@ class ChangeLog:
 
     @property
     def active_sqn(self) -> int:
-        """Number of the next set to be cut."""
+        """Sequence number of the next set to cut."""
         return self._active
 
     @property
     def lowest_sqn(self) -> int:
-        """Numbers below are truncated."""
+        """All numbers below this one are truncated."""
         return self._lowest
 
     @property
     def pending_bytes(self) -> int:
-        """Value bytes that are cut and not uploading; they count for the flush threshold."""
+        """Value bytes that are cut but not uploading; they count towards the flush threshold."""
         return self._pending_bytes
 
     @property
@@ -238,7 +238,7 @@ class ChangeLog:
         return tuple(self._persists)
 
     def check_persist(self, from_sqn: int) -> None:
-        """Refuse a persist that cannot be served, before anything is cut for it."""
+        """Reject a persist that cannot be served, before cutting a set for it."""
         if self._closed:
             raise WriterClosedError(
                 f"writer {self._log_id} is closed; create a new one", log_id=self._log_id
@@ -259,7 +259,7 @@ class ChangeLog:
             )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Record what happened and return what to do about it."""
+        """Record an event and return the resulting actions."""
         del now_ns  # nothing here depends on time; every core object has this signature
         match event:
             case ChangesCut(batches, size_bytes):
@@ -307,7 +307,7 @@ class ChangeLog:
         return uploads
 
     def _start_upload(self, from_sqn: int) -> list[Action]:
-        """Upload the sets that are not uploading; failed sets are sent again."""
+        """Upload the sets that are not uploading; retry failed sets."""
         sets = []
         # In the order of their numbers: a file then has the sets in the order of the appends.
         for sqn in sorted((*self._not_uploaded, *self._failed)):
@@ -482,7 +482,7 @@ class ChangeLog:
         return actions
 
     def check_invariants(self) -> None:
-        """Compare all collections with each other; for tests."""
+        """Check that all collections are consistent, for tests."""
         places = (self._not_uploaded, self._uploading, self._failed, self._uploaded)
         numbers = sorted(sqn for place in places for sqn in place)
         expected = [] if self._closed else list(range(self._lowest, self._active))

@@ -51,7 +51,7 @@ class RetainedCheckpoint:
 @dataclass(frozen=True, slots=True)
 class Restored:
     """
-    The history of the location was read.
+    The location's history was read.
 
     Args:
         latest: The checkpoint to continue from; None for an empty location.
@@ -76,7 +76,7 @@ class Triggered:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """One task has made its part durable."""
+    """A task made its part durable."""
 
     checkpoint_id: int
     snapshot: TaskStateSnapshot
@@ -84,7 +84,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """A task or the driver gave up the checkpoint."""
+    """A task or the driver declined the checkpoint."""
 
     checkpoint_id: int
     reason: str
@@ -92,7 +92,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested:
-    """The engine commits the checkpoint; its parts are fixed from here on."""
+    """The engine commits the checkpoint; its parts are fixed from now on."""
 
     checkpoint_id: int
 
@@ -107,7 +107,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Another owner has taken over the location."""
+    """A different owner has taken over the location."""
 
     reason: str
 
@@ -154,7 +154,7 @@ Event: TypeAlias = (
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
     """
-    Build the checkpoint from these parts and put it; then report `Committed` or `Fenced`.
+    Build the checkpoint from these parts and write it; then report `Committed` or `Fenced`.
 
     Args:
         checkpoint_id: Its number.
@@ -196,7 +196,7 @@ class _Pending:
 
 
 class Phase(enum.Enum):
-    """What an owner is doing."""
+    """The current activity of an owner."""
 
     IDLE = "no checkpoint under way"
     COLLECTING = "waiting for tasks"
@@ -264,12 +264,12 @@ class CheckpointLedger:
 
     @property
     def subsumed(self) -> tuple[int, ...]:
-        """Checkpoints no longer retained, which the next clean-up settles."""
+        """Checkpoints that are no longer retained, for the next clean-up."""
         return tuple(self._subsumed)
 
     @property
     def phase(self) -> Phase:
-        """What this owner is doing; `PHASES` has what leads from one phase to another."""
+        """The owner's current phase; see `PHASES` for the transitions."""
         if self._fenced is not None:
             return Phase.FENCED
         if self._pending is None:
@@ -278,16 +278,16 @@ class CheckpointLedger:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether another owner has the location, so that only `Restored` is accepted."""
+        """Whether a different owner has the location, so that only `Restored` is accepted."""
         return self._fenced is not None
 
     @property
     def pending_id(self) -> int | None:
-        """The checkpoint under way, or None."""
+        """The current checkpoint, or None."""
         return None if self._pending is None else self._pending.checkpoint_id
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Handle an event and return the actions it requires."""
+        """Handle an event and return the required actions."""
         # An owner that was fenced must not change the location; a restore takes it back.
         if self._fenced is not None and not isinstance(event, Restored | Fenced):
             raise FencedError(self._fenced)
@@ -338,7 +338,7 @@ class CheckpointLedger:
         if pending is not None and pending.checkpoint_id != event.checkpoint_id:
             raise CheckpointError(
                 f"checkpoint {event.checkpoint_id} cannot begin while {pending.checkpoint_id} is "
-                "under way; complete or decline that one first",
+                f"in progress; complete or decline checkpoint {pending.checkpoint_id} first",
                 checkpoint_id=event.checkpoint_id,
                 reason="in_progress",
             )
@@ -385,7 +385,7 @@ class CheckpointLedger:
             )
         under_way = "none" if self._pending is None else str(self._pending.checkpoint_id)
         raise CheckpointError(
-            f"checkpoint {checkpoint_id} is not under way (under way: {under_way}); trigger it "
+            f"checkpoint {checkpoint_id} is not in progress (current: {under_way}); trigger it "
             "first",
             checkpoint_id=checkpoint_id,
             reason="unknown",
@@ -403,7 +403,7 @@ class CheckpointLedger:
             )
         if snapshot.key_group_range not in pending.expected:
             raise CheckpointError(
-                f"checkpoint {event.checkpoint_id} has no task with key groups "
+                f"checkpoint {event.checkpoint_id} does not have a task with key groups "
                 f"{snapshot.key_group_range}; it was triggered for "
                 f"{', '.join(map(str, pending.ranges)) or 'no task'}",
                 checkpoint_id=event.checkpoint_id,
@@ -521,7 +521,7 @@ class CheckpointLedger:
         return [DeleteObjects(paths)] if paths else []
 
     def _settle_subsumed(self, event: CleanUpRequested) -> None:
-        """Retain subsumed checkpoints that a pin holds; objects of the others are garbage."""
+        """Retain pinned subsumed checkpoints; objects of all others are garbage."""
         latest = -1 if self._latest is None else self._latest.checkpoint_id
         if event.pins is None:
             check(not self._subsumed, "a clean-up after a commit needs the pins of the location")
@@ -564,12 +564,12 @@ class CheckpointLedger:
         return frozenset(handle.path for handle in handles if isinstance(handle, FileStateHandle))
 
     def check_invariants(self) -> None:
-        """Raise `InvariantError` if a numbered invariant does not hold."""
+        """Raise `InvariantError` if a numbered invariant is violated."""
         counted: dict[str, int] = {}
         for objects in (*self._retained.values(), *self._subsumed.values()):
             for path in objects or ():
                 counted[path] = counted.get(path, 0) + 1
-        check(counted == self._references, "1: references are not what kept checkpoints name")
+        check(counted == self._references, "1: references do not match the retained checkpoints")
         check(not any(path in counted for path in self._garbage), "2: garbage is still named")
         ids = tuple(self._retained)
         latest = None if self._latest is None else self._latest.checkpoint_id
@@ -590,7 +590,7 @@ class CheckpointLedger:
 def _unknown(
     inherited: Sequence[MaterializedHandle], snapshots: Sequence[TaskStateSnapshot]
 ) -> list[MaterializedHandle]:
-    """Return the snapshots acknowledged for the first time."""
+    """Return the snapshots that were acknowledged for the first time."""
     before = frozenset(inherited)
     return [
         snapshot.materialized

@@ -1,5 +1,5 @@
 """
-The micro-batch that a target has, with its history, and whether another one may be written to it.
+The micro-batch that a target contains, and whether a driver may write the next one.
 
 The number of a micro-batch does not say whose rows it has: after a rewind, in a fork and in a
 restored copy the same number has other rows.  So a target records location, timeline, number and
@@ -24,7 +24,7 @@ _NUMBER: Final = re.compile("[0-9]{1,18}")
 @dataclass(frozen=True, slots=True)
 class DeliveredBatch:
     """
-    A micro-batch, named so that no other history has the same name.
+    A micro-batch, identified uniquely across all histories.
 
     Args:
         location_id: The identity of the state location, which its first claim made.
@@ -47,9 +47,11 @@ class DeliveredBatch:
     def __post_init__(self) -> None:
         # The record is text with a separator, so every field must be readable from it again.
         if self.timeline < 0 or self.batch_id < 0:
-            raise UsageError(f"a micro-batch has numbers from 0 on; got {self.to_text()}")
+            raise UsageError(
+                f"the numbers of a micro-batch must be at least 0; got {self.to_text()}"
+            )
         if _SEPARATOR in self.location_id + self.plan:
-            raise UsageError(f"the names of a micro-batch must not have '{_SEPARATOR}'")
+            raise UsageError(f"the names of a micro-batch must not contain '{_SEPARATOR}'")
 
     @property
     def recorded(self) -> DeliveredBatch:
@@ -69,7 +71,7 @@ class DeliveredBatch:
     @classmethod
     def from_text(cls, text: str, *, where: str) -> DeliveredBatch:
         """
-        Return the micro-batch of a record, which is equal to `recorded`.
+        Parse the micro-batch from a record; it is equal to `recorded`.
 
         Args:
             text: Result of `to_text`.
@@ -82,7 +84,7 @@ class DeliveredBatch:
         if len(parts) != _FIELDS or not all(map(_NUMBER.fullmatch, parts[1:3])):
             raise UsageError(
                 f"the record of the last micro-batch in {where} cannot be read: expected "
-                f"location/timeline/batch/plan, found {text[:80]!r}. Another program or another version "
+                f"location/timeline/batch/plan, found {text[:80]!r}. A different program or version "
                 "of statelog wrote it: write to a new target"
             )
         return cls(parts[0], int(parts[1]), int(parts[2]), parts[3])
@@ -90,7 +92,7 @@ class DeliveredBatch:
     @property
     def number(self) -> int:
         """
-        A number for a target that stores a number: timeline and batch id.
+        A single number for timeline and batch id, for a target that stores a number.
 
         Within a location it rises with each micro-batch, and with each timeline.
         """
@@ -98,11 +100,11 @@ class DeliveredBatch:
 
     @classmethod
     def from_number(cls, number: int, location_id: str = "") -> DeliveredBatch:
-        """Return the micro-batch of a `number`; without *location_id* its location is unknown."""
+        """Parse the micro-batch from a `number`; without *location_id* its location is unknown."""
         return cls(location_id, number >> _BATCH_BITS, number & _BATCH_MASK)
 
     def is_recorded_as(self, recorded: DeliveredBatch | None) -> bool:
-        """Return whether *recorded* is the record of this micro-batch, as far as it says."""
+        """Return whether *recorded* is the record of this micro-batch, as far as it is complete."""
         return (
             recorded is not None
             and recorded.number == self.number
@@ -112,7 +114,7 @@ class DeliveredBatch:
 
     def is_written(self, last: DeliveredBatch | None, *, target: str) -> bool:
         """
-        Return whether a target has this micro-batch; False if it is to be written.
+        Return whether a target contains this micro-batch; False means to write it.
 
         Args:
             last: The record of the newest micro-batch of this query in the target; None without
@@ -131,15 +133,15 @@ class DeliveredBatch:
         # its batch.
         if last.location_id not in ("", self.location_id):
             if last.batch_id >= self.batch_id:
-                raise self._gap(last, target, "of another state location")
+                raise self._gap(last, target, "of a different state location")
             return False
         # 2. Of a later timeline than this driver's: this driver is the one that was replaced.
         run_timeline = self.recorded.timeline
         if last.timeline > run_timeline:
             raise FencedError(
-                f"{target} has batch {last.batch_id} of timeline {last.timeline}, and this driver is at batch "
-                f"{self.batch_id} of timeline {run_timeline}: the query was rewound, and another driver runs it. Stop "
-                "this one"
+                f"{target} contains batch {last.batch_id} of timeline {last.timeline}, but this driver is at batch "
+                f"{self.batch_id} of timeline {run_timeline}: the query was rewound, and a "
+                "second driver is running it. Stop this driver"
             )
         if last.timeline < self.timeline:
             return False  # a timeline that a rewind ended; what it has after the rewind is given up
@@ -147,14 +149,14 @@ class DeliveredBatch:
         return self._is_written_in(last, target)
 
     def _is_written_in(self, last: DeliveredBatch, target: str) -> bool:
-        """Decide where the record is of the batch's timeline, or of one that continues it."""
+        """Decide for a record on the batch's timeline, or on one that continues it."""
         if last.batch_id == self.batch_id:
             if not _may_be_equal(last.plan, self.plan):
-                raise self._gap(last, target, "with other input under the same number")
+                raise self._gap(last, target, "with different input under the same number")
             return True
         if last.batch_id < self.batch_id:
             if last.timeline > self.timeline:  # it continues from this batch, or an earlier one
-                raise self._gap(last, target, "of a timeline that does not have this batch")
+                raise self._gap(last, target, "of a timeline that does not contain this batch")
             return False
         if last.timeline == self.recorded.timeline:
             raise self._gap(last, target, "which the query has not reached")
@@ -162,7 +164,7 @@ class DeliveredBatch:
 
     def _gap(self, last: DeliveredBatch, target: str, what: str) -> CheckpointError:
         return CheckpointError(
-            f"{target} has batch {last.batch_id}, {what}, and the query is at batch {self.batch_id}: its "
+            f"{target} contains batch {last.batch_id}, {what}, but the query is at batch {self.batch_id}: its "
             "checkpointLocation or its state was restored from a backup or replaced. Delete the rows of batches "
             f"from {self.batch_id} in the target, and the target's record of them ({last.to_text()})",
             reason="gap",
@@ -171,5 +173,5 @@ class DeliveredBatch:
 
 
 def _may_be_equal(first: str, second: str) -> bool:
-    """Return whether two digests are equal, as far as both are known."""
+    """Return whether two digests are equal or one is unknown."""
     return not first or not second or first == second

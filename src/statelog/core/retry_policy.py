@@ -1,5 +1,5 @@
 """
-When an upload or a request is sent again, and how long an attempt may take.
+When to retry an upload or a request, and how long an attempt may take.
 
 A request that failed for the moment is repeated a number of times and for a bounded time.  A
 request that the store refused, because credentials have expired and are being renewed, is repeated
@@ -59,7 +59,7 @@ class RetryPolicy:
             raise InvalidOptionsError(f"max_attempts is {self.max_attempts}; it must be at least 1")
         if (self.timeout_ns is not None and self.timeout_ns <= 0) or self.delay_ns < 0:
             raise InvalidOptionsError(
-                f"a retry policy needs a time-out above zero (or None) and a delay of at least 0, "
+                f"a retry policy requires a time-out above zero (or None) and a delay of at least 0, "
                 f"not {self.timeout_ns} ns and {self.delay_ns} ns"
             )
 
@@ -128,16 +128,16 @@ def _delay_ns(delay: Seconds) -> int:
 
 
 class Failure(enum.Enum):
-    """The meaning of a failed request for the next attempt."""
+    """How to handle a failed request."""
 
     TRANSIENT = "transient"
-    """No answer, or an error of the server: it may have acted or not."""
+    """No response, or a server error: the request may or may not have taken effect."""
     CONFLICT = "conflict"
-    """S3's 409: another request for the name is in progress.  This one had no effect."""
+    """S3's 409: a different request for the name is in progress.  This one had no effect."""
     REFUSED = "refused"
     """The credentials are missing, invalid or expired, or lack a permission."""
     FINAL = "final"
-    """Another attempt would get the same answer."""
+    """A retry would get the same response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

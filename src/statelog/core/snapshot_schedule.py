@@ -1,5 +1,5 @@
 """
-Choose which snapshots a micro-batch writes: the log stays bounded, each micro-batch writes little.
+Choose a micro-batch's snapshots, so that the log stays bounded and writes stay small.
 
 Key groups are written in the order of their last snapshots, slice by slice.  A piece of the log is
 no longer needed once a snapshot covers each of its key groups, so this order frees the oldest part
@@ -99,7 +99,7 @@ def choose_key_groups(
 def _slices(
     policy: SnapshotPolicy, order: Sequence[int], size: npt.NDArray[np.float64], state: float
 ) -> list[KeyGroupRange]:
-    """Cut the key groups, in order, into ranges of about one slice."""
+    """Split the key groups, in order, into ranges of about one slice."""
     slice_bytes = max(policy.slice_bytes, state / policy.max_slices)
     slices: list[KeyGroupRange] = []
     used = 0.0
@@ -130,7 +130,7 @@ def _joined(slices: Sequence[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
 
 
 class SnapshotSchedule:
-    """Remember what no checkpoint holds: learned sizes, failures, and when to try again."""
+    """Stores what checkpoints do not contain: learned sizes, failures and retry times."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class SnapshotSchedule:
         self._not_before_ms = 0
 
     def choose(self, distances: LogDistances, now_ms: int) -> tuple[KeyGroupRange, ...]:
-        """Return the key groups whose snapshot the next micro-batch writes."""
+        """Return the key groups for which the next micro-batch writes a snapshot."""
         if now_ms < self._not_before_ms:
             return ()
         return choose_key_groups(
@@ -156,7 +156,7 @@ class SnapshotSchedule:
         )
 
     def has_entries(self, key_groups: KeyGroupRange, entries: Sequence[int]) -> None:
-        """Record how many state entries each of *key_groups* has."""
+        """Record the number of state entries in each of *key_groups*."""
         self._entries[key_groups.start : key_groups.end + 1] = entries
 
     def completed(self, key_groups: KeyGroupRange, size_bytes: int) -> None:

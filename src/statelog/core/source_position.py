@@ -1,5 +1,5 @@
 """
-How far a query has read its sources, as text that can be compared.
+Describe how far a query has read its sources, in a comparable form.
 
 Spark writes the offset of every source to `offsets/<batch>` before it runs a micro-batch.  The
 offset of a file source is only the number of an entry in the source's own log,
@@ -32,7 +32,7 @@ _NAMED: Final = "v2"
 
 class SourceLog(msgspec.Struct, frozen=True, kw_only=True):
     """
-    The entries of a source's own log that a micro-batch covers.
+    The entries in a source's own log that a micro-batch covers.
 
     Args:
         source: Place of the source among the query's offsets, from 0.
@@ -89,28 +89,28 @@ class OffsetEntry:
 
 
 class _Times(msgspec.Struct, rename="camel"):
-    """Spark's `OffsetSeqMetadata`, which has the session's settings too."""
+    """Spark's `OffsetSeqMetadata`, which also contains the session's settings."""
 
     batch_watermark_ms: int = 0
     batch_timestamp_ms: int = 0
 
 
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""What the decoders raise, the last of them for deep nesting."""
+"""The errors of the decoders; the last one is for deep nesting."""
 _times_decoder = msgspec.json.Decoder(_Times)
 _offset_decoder = msgspec.json.Decoder(_FileOffset)
 _file_decoder = msgspec.json.Decoder(FileEntry)
 
 
 def position_of(offsets: Sequence[str | None]) -> str:
-    """Return a digest of the offsets of all sources, in their order."""
+    """Return a digest of the offsets of all sources, in order."""
     if not any(offsets):
         return NOTHING_READ
     return _digest(list(offsets))
 
 
 def log_entry(offset: str | None) -> int | None:
-    """Return the log entry that *offset* names, or None."""
+    """Return the log entry in *offset*, or None."""
     if offset is None:
         return NO_ENTRY
     try:
@@ -121,7 +121,7 @@ def log_entry(offset: str | None) -> int | None:
 
 def logged_range(before: str | None, offset: str | None) -> tuple[int, int] | None:
     """
-    Return the entries of a source's log between two offsets.
+    Return the entries in a source's log between two offsets.
 
     They begin after the first offset and end with the second.
 
@@ -155,7 +155,7 @@ def parse_files(data: bytes, where: str, *, whole: bool = True) -> list[FileEntr
                 files.append(_file_decoder.decode(line))
         except _UNREADABLE as error:
             raise CorruptionError(
-                f"damaged log of a source, {where} at byte {offset}: {error}",
+                f"damaged source log, {where} at byte {offset}: {error}",
                 path=where,
                 offset=offset,
             ) from error
@@ -172,7 +172,7 @@ def parse_offsets(data: bytes, where: str) -> OffsetEntry:
     except _UNREADABLE as error:
         offset = len(lines[0]) + 1
         raise CorruptionError(
-            f"damaged offsets of a query, {where} at byte {offset}: cut short or not JSON",
+            f"damaged offset log of a query, {where} at byte {offset}: truncated or not JSON",
             path=where,
             offset=offset,
         ) from error

@@ -1,5 +1,5 @@
 """
-Choose the number of tasks of a micro-batch from its estimated work, within bounds.
+Choose a micro-batch's number of tasks from its estimated work, within limits.
 
 One task needs no shuffle; several share the work, and each pays for the shuffle and a Python task.
 The work of a micro-batch is estimated from the size of its input, where that is known, else from
@@ -39,7 +39,7 @@ _SHUFFLED_BATCHES = 100
 @dataclass(frozen=True, slots=True)
 class TaskBounds:
     """
-    Bounds of the number of tasks.
+    The limits of the number of tasks.
 
     Args:
         least: 1 to *most*.
@@ -54,7 +54,9 @@ class TaskBounds:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
-            raise UsageError(f"tasks is a range from 1 or more; got {self.least} to {self.most}")
+            raise UsageError(
+                f"tasks must be a range that starts at 1 or more; got {self.least} to {self.most}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class TaskCount:
         self._slow_inputs = 0
 
     def choose(self, input_bytes: int | None) -> int:
-        """Return the number of tasks of the next micro-batch."""
+        """Return the number of tasks for the next micro-batch."""
         rows = self._expected_rows(input_bytes)
         # Nothing is known before the first batch: start wide, and narrow after a measurement.
         if rows is None:

@@ -1,5 +1,5 @@
 """
-Decide when to upload, which tasks together, and which tasks wait.
+Decide when to upload which tasks together, and which tasks wait.
 
 While less than the limit is in flight the next task is admitted, whatever its size; at the limit
 tasks wait in their order.  Admitted tasks form a queue, and the whole queue is uploaded as one
@@ -28,7 +28,7 @@ from statelog.errors import InvalidOptionsError, check
 
 @dataclass(frozen=True, slots=True)
 class TaskOffered:
-    """A task of *size_bytes* is to be uploaded."""
+    """A caller offers a task of *size_bytes* for upload."""
 
     task_id: int
     size_bytes: int
@@ -43,7 +43,7 @@ class TaskWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The time of a `SetTimer` is reached."""
+    """The time of a `SetTimer` has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class SetAvailable:
-    """Whether a task would be admitted has changed."""
+    """The answer to whether a task would be admitted has changed."""
 
     available: bool
 
@@ -120,7 +120,7 @@ Action = TaskAdmitted | StartBatch | SetTimer | SetAvailable | RejectTasks
 
 class UploadBatcher:
     """
-    Gathers tasks until there is a reason to upload them.
+    Collects tasks until there is a reason to upload them.
 
     Invariants:
       1. a task is in exactly one of: waiting, queued, one running batch, one batch that has ended
@@ -137,7 +137,7 @@ class UploadBatcher:
     ) -> None:
         if threshold_bytes > limit_bytes:
             raise InvalidOptionsError(
-                f"the batch size threshold ({threshold_bytes} bytes) exceeds the limit of bytes in "
+                f"the batch size threshold ({threshold_bytes} bytes) exceeds the limit for bytes in "
                 f"flight ({limit_bytes}), so the queue could never reach it; lower the first or "
                 "raise the second"
             )
@@ -165,17 +165,17 @@ class UploadBatcher:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes admitted and not uploaded, and bytes held by attempts after the end."""
+        """Bytes admitted but not uploaded, plus bytes still held by attempts of ended uploads."""
         return self._in_flight_bytes
 
     @property
     def held_batches(self) -> int:
-        """Ended uploads with attempts that still run."""
+        """Ended uploads whose attempts are still running."""
         return len(self._held_batches)
 
     @property
     def queue_size(self) -> int:
-        """Tasks admitted and not yet in a batch."""
+        """Tasks that are admitted but not yet in a batch."""
         return len(self._queued)
 
     @property
@@ -184,7 +184,7 @@ class UploadBatcher:
         return len(self._waiting)
 
     def queue_age_ns(self, now_ns: int) -> int:
-        """Return the age of the oldest queued task; 0 without one."""
+        """Return the age of the oldest queued task; 0 if there is none."""
         return now_ns - self._queued_since_ns if self._queued else 0
 
     @property
@@ -197,7 +197,7 @@ class UploadBatcher:
         return task_id in self._waiting
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Record what happened and return what to do about it."""
+        """Record an event and return the resulting actions."""
         was_available = self.available
         match event:
             case TaskOffered(task_id, size_bytes):
@@ -302,7 +302,7 @@ class UploadBatcher:
         return [RejectTasks(rejected)] if rejected else []
 
     def check_invariants(self) -> None:
-        """Compare all collections with each other; for tests."""
+        """Check that all collections are consistent, for tests."""
         places = [
             self._waiting,
             self._queued,

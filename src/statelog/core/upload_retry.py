@@ -33,12 +33,12 @@ from statelog.errors import check
 
 @dataclass(frozen=True, slots=True)
 class UploadRequested:
-    """Begin the upload."""
+    """Start the upload."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """The attempt has a thread; its time-out begins."""
+    """The attempt has a thread; its time-out starts."""
 
     attempt: int
 
@@ -71,7 +71,7 @@ class AttemptFailed:
 @dataclass(frozen=True, slots=True)
 class TimerFired:
     """
-    The time of a `SetTimer` is reached.
+    The time of a `SetTimer` has come.
 
     Args:
         threads_hang: Whether every thread that could run an attempt hangs.
@@ -90,7 +90,7 @@ class TimerLost:
 
 @dataclass(frozen=True, slots=True)
 class ThreadsHang:
-    """Every thread that could run an attempt hangs."""
+    """Every thread that could run an attempt is hanging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStuck:
-    """The attempt holds its thread beyond its time-out; add a spare thread."""
+    """The attempt blocks its thread beyond its time-out; add a spare thread."""
 
     attempt: int
 
@@ -129,7 +129,7 @@ class ThreadBack:
 @dataclass(frozen=True, slots=True)
 class UploadWon:
     """
-    The upload has succeeded through *attempt*; *total_attempts* were made.
+    The upload succeeded with *attempt*, after *total_attempts* attempts.
 
     Args:
         attempt: The winner.
@@ -146,7 +146,7 @@ class UploadWon:
 @dataclass(frozen=True, slots=True)
 class UploadGivenUp:
     """
-    The upload has failed.
+    The upload failed.
 
     Args:
         error: What the last attempt raised, or a `TimeoutError` for its time-out; None if the
@@ -162,7 +162,7 @@ class UploadGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class UploadReleased:
-    """The last attempt of an ended upload has returned: no thread holds its bytes."""
+    """The last attempt of an ended upload has returned: no thread holds its bytes any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class UploadRetry:
         return len(self._attempts)
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Record what happened and return what to do about it."""
+        """Record an event and return the resulting actions."""
         match event:
             case UploadRequested():
                 return self._start()
@@ -325,14 +325,14 @@ class UploadRetry:
         return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
     def _end(self) -> int:
-        """End the upload and return how many attempts hold a thread."""
+        """End the upload and return how many attempts still hold a thread."""
         self._has_ended = True
         self._retry_at_ns = self._starved_at_ns = None
         self._awaits_release = self.attempts_out > 0
         return self.attempts_out
 
     def _released(self) -> list[Action]:
-        """Return what to do when an attempt returns after the end."""
+        """Return the actions for an attempt that returns after the end."""
         if not self._awaits_release or self.attempts_out:
             return []
         self._awaits_release = False
@@ -371,7 +371,7 @@ class UploadRetry:
         )
 
     def _starve(self, now_ns: int) -> list[Action]:
-        """Bound the wait for a thread while every thread hangs."""
+        """Limit the wait for a thread while every thread is hanging."""
         states = {attempt.state for attempt in self._attempts.values()}
         waits_for_thread = _State.SUBMITTED in states and _State.RUNNING not in states
         if self._has_ended or not waits_for_thread or self._starved_at_ns is not None:
@@ -410,7 +410,7 @@ class UploadRetry:
         return actions
 
     def _time_out(self, text: str) -> TimeoutError:
-        """Return the error of a time-out; its cause is what an earlier attempt raised."""
+        """Return the error for a time-out; its cause is the error of an earlier attempt."""
         error = TimeoutError(text)
         raised = [attempt.error for attempt in self._attempts.values() if attempt.error is not None]
         error.__cause__ = raised[-1] if raised else None
@@ -431,7 +431,7 @@ class UploadRetry:
         return "; ".join(parts)
 
     def check_invariants(self) -> None:
-        """Look at all attempts; for tests."""
+        """Check all attempts for consistency, for tests."""
         check(len(self._attempts) <= self._policy.max_attempts, "too many attempts")
         if self._attempts and not self._has_ended:
             check(self._may_succeed(), "the upload waits for nothing")

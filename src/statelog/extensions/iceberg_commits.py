@@ -1,4 +1,4 @@
-"""What a sink and a published table ask of PyIceberg's commits, beyond its public calls."""
+"""Extend PyIceberg's commits beyond its public calls, for sinks and published tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def keep_files_of_failed_commits(commit: Transaction) -> None:
     """
-    Let PyIceberg keep the files of each attempt of *commit*.
+    Make PyIceberg keep the files of each attempt of *commit*.
 
     PyIceberg deletes the files of an attempt that it takes for failed.  The answer may have been
     lost, or the catalog may have stored the commit later: then the files are live.

@@ -1,1 +1,1 @@
-"""Bytes to values and back; pure functions, no files."""
+"""Convert bytes to values and back, with pure functions and without files."""

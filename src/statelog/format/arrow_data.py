@@ -1,5 +1,5 @@
 """
-Arrow and Parquet from storage, checked before use.
+Check Arrow and Parquet data from storage before use.
 
 A forged Arrow message can declare buffers that end beyond its bytes, offsets that point outside of
 their buffer, and compressed buffers of any size.  Arrow checks them on request only.  So the
@@ -49,7 +49,9 @@ def read_stream_table(data: Buffer) -> pa.Table:
             rows = rows + more_rows
             _check(declared, rows, buffer.size)
     except (struct.error, IndexError) as error:
-        raise pa.ArrowInvalid(f"a message has no layout of a record batch ({error})") from error
+        raise pa.ArrowInvalid(
+            f"a message does not have the layout of a record batch ({error})"
+        ) from error
     reader = pa.ipc.open_stream(pa.BufferReader(buffer))
     check_names(reader.schema)
     table = reader.read_all()
@@ -58,7 +60,7 @@ def read_stream_table(data: Buffer) -> pa.Table:
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:
-    """Raise `pa.ArrowInvalid` if the name of a field, nested ones too, is not UTF-8 text."""
+    """Raise `pa.ArrowInvalid` if the name of a field, also a nested one, is not UTF-8."""
     try:
         waiting = list(fields)
         while waiting:
@@ -66,7 +68,7 @@ def check_names(fields: Iterable[pa.Field]) -> None:
             field.name.encode("utf-8")
             waiting += [field.type.field(index) for index in range(field.type.num_fields)]
     except UnicodeError as error:
-        raise pa.ArrowInvalid(f"the name of a column is none ({error})") from error
+        raise pa.ArrowInvalid(f"the name of a column is not UTF-8 ({error})") from error
 
 
 def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
@@ -77,7 +79,7 @@ def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
 
 
 def to_stream(table: pa.Table) -> bytes:
-    """Return a table as an Arrow IPC stream that is not compressed."""
+    """Return a table as an uncompressed Arrow IPC stream."""
     return _stream(table.to_batches(), table.schema, None)
 
 
@@ -92,12 +94,12 @@ def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema, compression: s
 
 
 def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """Return the rows of a table from storage as Python values."""
+    """Convert the rows of a table from storage to Python values."""
     try:
         rows: list[dict[str, object]] = table.to_pylist()
         return rows
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise pa.ArrowInvalid(f"a value of {table.schema.names} is none ({error!r})") from error
+        raise pa.ArrowInvalid(f"a value of {table.schema.names} is invalid ({error!r})") from error
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
@@ -105,7 +107,9 @@ def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     try:
         rows = _plain_rows(memoryview(data))
     except struct.error as error:
-        raise pa.ArrowInvalid(f"a message has no layout of a record batch ({error})") from error
+        raise pa.ArrowInvalid(
+            f"a message does not have the layout of a record batch ({error})"
+        ) from error
     _check(0, rows, data.size)
     batch = pa.ipc.read_record_batch(data, schema)
     batch.validate(full=True)
@@ -118,7 +122,7 @@ def open_parquet(data: Buffer) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(pa.BufferReader(buffer))
     except UnicodeDecodeError as error:
-        raise pa.ArrowInvalid(f"the name of a column is none ({error})") from error
+        raise pa.ArrowInvalid(f"the name of a column is not UTF-8 ({error})") from error
     check_names(file.schema_arrow)
     metadata = file.metadata
     sizes = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
@@ -141,22 +145,22 @@ def _check(declared: int, rows: int, stored: int) -> None:
 
 def _plain_rows(data: memoryview) -> int:
     """
-    Return the rows of one message with an uncompressed record batch.
+    Return the number of rows in a message with an uncompressed record batch.
 
     For each change of a log.
     """
     mark, length, root = _START.unpack_from(data)
     if mark != _CONTINUATION or not 0 < length <= len(data) - _PREFIX:  # 0 is the end of a stream
-        raise pa.ArrowInvalid("it does not begin as a message")
+        raise pa.ArrowInvalid("it does not start like a message")
     batch = _table(data, _PREFIX + root, _HEADER)
     if not batch or _field(data, batch, _COMPRESSION):
-        raise pa.ArrowInvalid("a message has no record batch, or a compressed one")
+        raise pa.ArrowInvalid("a message does not contain an uncompressed record batch")
     count = _field(data, batch, _LENGTH)
     return _I64.unpack_from(data, count)[0] if count else 0
 
 
 def _declared(message: pa.ipc.Message) -> tuple[int, int]:
-    """Return the bytes of uncompressed buffers, and the rows, that a message declares."""
+    """Return the uncompressed bytes and the rows that a message declares."""
     if message.type not in ("record batch", "dictionary"):
         return 0, 0
     data = memoryview(message.metadata)
@@ -164,7 +168,7 @@ def _declared(message: pa.ipc.Message) -> tuple[int, int]:
     if batch and message.type == "dictionary":
         batch = _table(data, batch, _DICTIONARY_DATA)
     if not batch:
-        raise pa.ArrowInvalid("a message has no record batch")
+        raise pa.ArrowInvalid("a message does not contain a record batch")
     length = _field(data, batch, _LENGTH)
     rows: int = _I64.unpack_from(data, length)[0] if length else 0
     if not _field(data, batch, _COMPRESSION):
@@ -173,7 +177,7 @@ def _declared(message: pa.ipc.Message) -> tuple[int, int]:
 
 
 def _uncompressed(data: memoryview, batch: int, body: memoryview) -> int:
-    """Return the sum of the lengths in front of compressed buffers."""
+    """Return the sum of the length prefixes of compressed buffers."""
     field = _field(data, batch, _BUFFERS)
     if not field:
         return 0
@@ -193,7 +197,7 @@ def _uncompressed(data: memoryview, batch: int, body: memoryview) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Return where a field of a flatbuffers table is; 0 if the table does not have it."""
+    """Return the position of a field in a flatbuffers table; 0 if it is missing."""
     layout = table - _I32.unpack_from(data, table)[0]
     if layout < 0 or 4 + 2 * number >= _U16.unpack_from(data, layout)[0]:
         return 0
@@ -202,7 +206,7 @@ def _field(data: memoryview, table: int, number: int) -> int:
 
 
 def _table(data: memoryview, table: int, number: int) -> int:
-    """Return where the table in a field begins; 0 if there is none."""
+    """Return the position of the table in a field; 0 if it is missing."""
     field = _field(data, table, number)
     place: int = field + _U32.unpack_from(data, field)[0] if field else 0
     return place

@@ -1,5 +1,5 @@
 """
-One array made of several, within the limit of Arrow's 32-bit offsets.
+Combine arrays within the limit of Arrow's 32-bit offsets.
 
 Texts, binary data, lists and maps are found by 32-bit offsets, so that one array holds at most 2
 GiB of them.  Beyond that Arrow returns several chunks, or fails without the name of the data.  What
@@ -20,11 +20,11 @@ from statelog.errors import CapacityError
 from statelog.model.state_change import value_bytes
 
 ARRAY_BYTES: Final = 2**31 - 1
-"""Most bytes of text or binary data, and most elements of lists or maps, in one array."""
+"""Maximum bytes of string or binary data, and elements of lists or maps, in one array."""
 
 
 def one_array(column: pa.Array | pa.ChunkedArray, what: str = "") -> pa.Array:
-    """Return a column as one array, which is copied only where it has several chunks."""
+    """Return a column as one array; copy it only if it has several chunks."""
     if isinstance(column, pa.Array):
         return _checked(column, what)
     if column.num_chunks == 1:
@@ -35,7 +35,7 @@ def one_array(column: pa.Array | pa.ChunkedArray, what: str = "") -> pa.Array:
 
 
 def joined_arrays(arrays: Sequence[pa.Array], what: str = "") -> pa.Array:
-    """Return at least one array of one type as one array; see `one_array`."""
+    """Combine arrays of one type into one array; see `one_array`."""
     if len(arrays) == 1:
         return _checked(arrays[0], what)
     try:
@@ -48,7 +48,7 @@ def joined_arrays(arrays: Sequence[pa.Array], what: str = "") -> pa.Array:
 
 
 def one_batch(table: pa.Table, what: str = "") -> pa.RecordBatch:
-    """Return a table as one batch."""
+    """Convert a table to one batch."""
     try:
         batches = table.combine_chunks().to_batches()
     except pa.ArrowInvalid as error:
@@ -65,7 +65,7 @@ def one_batch(table: pa.Table, what: str = "") -> pa.RecordBatch:
 
 
 def take_rows(array: pa.Array, rows: pa.Array, what: str = "") -> pa.Array:
-    """Return rows of an array, which may repeat; see `one_array`."""
+    """Return rows of an array, with possible repeats; see `one_array`."""
     try:
         return _checked(array.take(rows), what)
     except pa.ArrowInvalid as error:  # a row that is missing is an `ArrowIndexError`
@@ -73,13 +73,13 @@ def take_rows(array: pa.Array, rows: pa.Array, what: str = "") -> pa.Array:
 
 
 def joined_batches(batches: Iterable[pa.RecordBatch], what: str = "") -> pa.RecordBatch:
-    """Return at least one batch of one schema as one batch; see `one_batch`."""
+    """Combine batches with one schema into one batch; see `one_batch`."""
     return one_batch(pa.Table.from_batches(batches), what)
 
 
 def batches_of(table: pa.Table) -> list[pa.RecordBatch]:
     """
-    Return a table as one batch, or as several if one cannot hold it.
+    Convert a table to one batch, or to several if it exceeds the limit.
 
     No array of a batch is a slice of a longer one.
     """
@@ -134,12 +134,12 @@ def check_size(size_bytes: int, what: str) -> None:
 
 
 def capacity_error(what: str) -> CapacityError:
-    """Return the error that one array cannot hold some data of one task."""
+    """Return the error for a task's data that exceeds one array."""
     gib = ARRAY_BYTES / 2**30
     return CapacityError(
         f"{what or 'a column'}: one task has more than {gib:.3g} GiB, which is the most that one Arrow array "
         "holds. Use more tasks (the option `tasks`); a key is always in one task, so the values of one key "
-        "in one micro-batch must be below the limit too"
+        "in one micro-batch must also be below the limit"
     )
 
 
@@ -151,19 +151,19 @@ def _checked(array: pa.Array, what: str) -> pa.Array:
 
 
 def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose arrays are not slices of longer ones."""
+    """Return a batch without arrays that are slices of longer arrays."""
     columns = [pa.concat_arrays([column]) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _large_column(table: pa.Table) -> str:
-    """Return the name of a column that one array cannot hold, or ""."""
+    """Return the name of a column that exceeds one array, or ""."""
     names = zip(table.schema.names, table.columns, strict=True)
     return next((name for name, column in names if _widest(column.chunks) > ARRAY_BYTES), "")
 
 
 def _widest(arrays: Sequence[pa.Array]) -> int:
-    """Return the largest number that a 32-bit offset would have in these arrays together."""
+    """Return the largest 32-bit offset that these arrays would need together."""
     kind = arrays[0].type if arrays else pa.null()
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return sum(map(value_bytes, arrays))
@@ -186,7 +186,7 @@ def _widest(arrays: Sequence[pa.Array]) -> int:
 
 
 def _bounds(maps: pa.MapArray) -> tuple[int, int]:
-    """Return where the entries of maps begin and end."""
+    """Return the start and the end of maps' entries."""
     if not len(maps):
         return 0, 0
     offsets = maps.offsets

@@ -1,5 +1,5 @@
 """
-Buffers: joined, their checksum, and the bounds of what decoders accept from storage.
+Join and checksum buffers, and define the limits for decoding stored data.
 
 An object in storage is input: it may declare more than it holds.  Each decoder compares what an
 object declares with these bounds first, before it allocates memory.  So the memory for reading an
@@ -29,7 +29,7 @@ def pieces_of(content: Buffers) -> Sequence[Buffer]:
 
 
 def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
-    """Return the CRC-32C over *buffers* one after another, continuing from *initial*."""
+    """Return the CRC-32C over *buffers* in sequence, continuing from *initial*."""
     crc = initial
     for buffer in buffers:
         crc = google_crc32c.extend(crc, buffer if isinstance(buffer, bytes) else np.asarray(buffer))
@@ -48,7 +48,7 @@ def same_content(stored: Buffer, content: Buffers) -> bool:
 
 def joined(pieces: Sequence[Buffer]) -> memoryview:
     """
-    Return *pieces* one after another, in one buffer.
+    Concatenate *pieces* into one buffer.
 
     For upload threads: the buffer is from Arrow's memory pool, which keeps its pages.  Fresh pages
     from the system cost more than the copy.
@@ -64,7 +64,7 @@ def joined(pieces: Sequence[Buffer]) -> memoryview:
 T = TypeVar("T")
 
 EXPANSION_MAX: Final = 256
-"""How many times its stored size compressed data may have, beyond `ALWAYS_ALLOWED`."""
+"""Maximum expansion factor of compressed data beyond `ALWAYS_ALLOWED`."""
 ALWAYS_ALLOWED: Final = 16 << 20
 """Uncompressed bytes that any object may declare, however small it is."""
 RECORD_BYTES_MAX: Final = 256 << 20
@@ -79,12 +79,12 @@ ID_MAX: Final = (1 << 62) - 1
 """The highest id of a checkpoint."""
 ARROW_EXPANSION_MAX: Final = 4096
 """
-As `EXPANSION_MAX`, for Arrow and Parquet.
+Like `EXPANSION_MAX`, for Arrow and Parquet.
 
 Equal values in a column compress to almost nothing.
 """
 ARROW_ALWAYS_ALLOWED: Final = 256 << 20
-"""As `ALWAYS_ALLOWED`, for Arrow and Parquet."""
+"""Like `ALWAYS_ALLOWED`, for Arrow and Parquet."""
 ARROW_ROWS_ALLOWED: Final = 1 << 20
 """Rows that any Arrow message may declare, as columns of nulls have no bytes."""
 
@@ -92,23 +92,23 @@ _PIECE: Final = 1 << 20
 
 
 def largest_expansion(stored: int) -> int:
-    """Return how many bytes an object of *stored* bytes may have once uncompressed."""
+    """Return how many bytes an object of *stored* bytes may contain when uncompressed."""
     return max(ALWAYS_ALLOWED, stored * EXPANSION_MAX)
 
 
 def largest_arrow_expansion(stored: int) -> int:
-    """Return how many bytes the columns in *stored* bytes may have once uncompressed."""
+    """Return how many bytes the columns in *stored* bytes may take when uncompressed."""
     return max(ARROW_ALWAYS_ALLOWED, stored * ARROW_EXPANSION_MAX)
 
 
 def compress_zstd(raw: bytes, level: int | None = None) -> bytes | None:
-    """Return *raw* compressed; None if a reader would refuse it, as it expands too much."""
+    """Compress *raw*; None if readers would reject it because it expands too much."""
     body = bytes(pa.Codec("zstd", compression_level=level).compress(raw, asbytes=True))
     return body if len(raw) <= largest_expansion(len(body)) else None
 
 
 def decompress_zstd(body: Buffer, length: int) -> bytes:
-    """Return *length* bytes, and one more if present; a forged length allocates nothing."""
+    """Decompress *length* bytes, plus one if present; bounded against forged lengths."""
     pieces: list[bytes] = []
     remaining = length + 1
     with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
@@ -122,18 +122,18 @@ def decode_json(data: Buffer | str, decoder: msgspec.json.Decoder[T]) -> T:
     """Return the value of a JSON text within `JSON_VALUES_MAX`."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)
     if (values := json_values(raw)) > JSON_VALUES_MAX:
-        raise msgspec.DecodeError(f"it has {values} values, more than {JSON_VALUES_MAX}")
+        raise msgspec.DecodeError(f"it contains {values} values; the limit is {JSON_VALUES_MAX}")
     try:
         return decoder.decode(raw)
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deeply") from error
     except (SystemError, UnicodeDecodeError) as error:  # of a text with forged bytes
-        raise msgspec.DecodeError(f"it has a text that is none ({error})") from error
+        raise msgspec.DecodeError(f"it contains invalid text ({error})") from error
 
 
 def json_values(raw: bytes) -> int:
     """
-    Return an upper bound of the values in a JSON text.
+    Return an upper bound for the number of values in a JSON text.
 
     0 for one too short to exceed the limit.
     """
@@ -143,13 +143,13 @@ def json_values(raw: bytes) -> int:
 
 
 def decode_msgpack(data: Buffer, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """Return the value of a msgpack text."""
+    """Decode a msgpack value."""
     try:
         return decoder.decode(data)
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deeply") from error
     except (SystemError, UnicodeDecodeError) as error:  # of a text with forged bytes or length
-        raise msgspec.DecodeError(f"it has a text that is none ({error})") from error
+        raise msgspec.DecodeError(f"it contains invalid text ({error})") from error
 
 
 def check_depth(value: object, where: str = "") -> None:

@@ -1,5 +1,5 @@
 """
-One change set as bytes: Flink's layout, and its decoder, in columns or one by one.
+Decode a change set in Flink's layout, in columns or change by change.
 
 All integers are big-endian, signed, 32 bits::
 
@@ -44,7 +44,7 @@ _FEW_CHANGES_BYTES: Final = 65_536
 @dataclass(frozen=True, slots=True)
 class DecodedChangeSet:
     """
-    A change set read back.
+    A decoded change set.
 
     Args:
         batch: All changes in file order (metadata first).
@@ -58,7 +58,7 @@ class DecodedChangeSet:
 def decode_change_set(
     payload: Buffer, offset: int, *, size_bytes: int | None = None, where: str = ""
 ) -> DecodedChangeSet:
-    """Decode the set that starts at *offset* of an uncompressed payload."""
+    """Decode the set that starts at *offset* in an uncompressed payload."""
     view = memoryview(payload)
     if (few := _decode_rows(view, offset)) is not None:
         decoded = DecodedChangeSet(*few)
@@ -74,7 +74,7 @@ def decode_change_set(
 
 def _decode_rows(view: memoryview, offset: int) -> tuple[ChangeRows, int] | None:
     """
-    Decode a set of few changes; return it and its end.
+    Decode a set of a few changes; return it and its end.
 
     None for a larger set, and for one that looks damaged: the general decoder reports what is
     wrong.
@@ -134,7 +134,7 @@ def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
 
 
 def group_index(batch: ChangeBatch) -> GroupIndex:
-    """Return the groups of a set that was read back, in file order."""
+    """Return the groups of a decoded set, in file order."""
     if not len(batch):
         return GroupIndex()
     edges = np.flatnonzero(np.diff(batch.key_groups)) + 1
@@ -147,7 +147,7 @@ def group_index(batch: ChangeBatch) -> GroupIndex:
 
 def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | None:
     """
-    Decode a set whose values all have one length; None for any other set.
+    Decode a set of values with the same length; None for any other set.
 
     The walk over the groups assumes the first length; afterwards every length is compared with it
     at once.  If all are equal, each change was where the walk assumed it.  A set that looks damaged
@@ -192,7 +192,7 @@ def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | Non
 
 def _decode_lone_changes(view: memoryview, offset: int) -> DecodedChangeSet | None:
     """
-    Decode a set whose groups have one change each; None for any other set.
+    Decode a set with one change per group; None for any other set.
 
     Spark's tasks write such sets: all changes of a variable in a key group are one Arrow batch.  A
     set that looks damaged is None too, as for `_decode_uniform_set`.
@@ -276,12 +276,12 @@ def _decode_varied_group(
 
 
 def _check_end(end: int, offset: int, size_bytes: int | None, where: str) -> None:
-    """Refuse a set whose end is not the recorded one."""
+    """Reject a set that does not end at the recorded position."""
     if size_bytes is not None and end != offset + size_bytes:
         _damaged(
             where,
             offset,
-            f"its changes end after {end - offset} bytes, and {size_bytes} are recorded for it",
+            f"its changes end after {end - offset} bytes, but {size_bytes} are recorded",
         )
 
 

@@ -86,19 +86,19 @@ def encode_change_set(
 def _checked_batches(
     change_set: StateChangeSet | Sequence[ChangeBatch],
 ) -> tuple[list[ChangeBatch], int]:
-    """Return the batches with changes, and the bytes of their values."""
+    """Return the non-empty batches, and the bytes of their values."""
     batches = change_set.batches if isinstance(change_set, StateChangeSet) else change_set
     for batch in batches:
         if len(batch.key_groups) != len(batch.values):
             raise InvariantError(
-                f"a change set has {len(batch.key_groups)} key groups and {len(batch.values)} "
-                "values; nothing is written"
+                f"a change set has {len(batch.key_groups)} key groups but {len(batch.values)} "
+                "values; nothing was written"
             )
     value_bytes = sum(batch.size_bytes for batch in batches)
     if isinstance(change_set, StateChangeSet) and value_bytes != change_set.size_bytes:
         raise InvariantError(
             f"set {change_set.sqn.value} of writer {change_set.log_id} declares "
-            f"{change_set.size_bytes} value bytes and has {value_bytes}; nothing is written"
+            f"{change_set.size_bytes} value bytes but contains {value_bytes}; nothing was written"
         )
     return [batch for batch in batches if len(batch)], value_bytes
 
@@ -155,7 +155,7 @@ def _encode_lone_changes(
     arrays: Sequence[pa.Array], present: npt.NDArray[np.int32]
 ) -> EncodedChangeSet:
     """
-    Encode groups of one change each, in order: every value is copied once, to its place.
+    Encode groups of one change each, in order, and copy every value only once.
 
     Spark's tasks write such sets: all changes of a variable in a key group are one Arrow batch.
     """
@@ -175,7 +175,7 @@ def _encode_lone_changes(
 def _encode_small_groups(
     values: pa.Array, present: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
 ) -> EncodedChangeSet:
-    """Encode with headers and lengths as one column: no step for each group."""
+    """Encode headers and lengths as one column, without a step per group."""
     lengths, sums = _lengths(values)
     counts = np.diff(starts)
     ordinals = np.arange(len(present))
@@ -242,7 +242,7 @@ def _finish(pieces: list[Buffer], size: int, groups: GroupIndex) -> EncodedChang
     written = sum(map(len, pieces))
     if written != size:
         raise InvariantError(
-            f"a change set of {size} bytes was encoded in {written}; nothing is written"
+            f"a change set of {size} bytes was encoded in {written} bytes; nothing was written"
         )
     return EncodedChangeSet(tuple(pieces), size, checksum(pieces), groups)
 
@@ -255,7 +255,7 @@ def _offsets(values: pa.Array) -> npt.NDArray[np.int32 | np.int64]:
 
 
 def _data(values: pa.Array) -> npt.NDArray[np.uint8]:
-    """Return the bytes of all values, one after another."""
+    """Return the concatenated bytes of all values."""
     offsets = _offsets(values)
     start = int(offsets[0])
     end = int(offsets[-1])
@@ -263,7 +263,7 @@ def _data(values: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def _lengths(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the length of each value, and their running sums."""
+    """Return the length of each value, and the running sums."""
     offsets = _offsets(values).astype(np.int64)
     return np.diff(offsets), offsets - offsets[0]
 
@@ -290,7 +290,7 @@ def _scattered(
     arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None, length: int
 ) -> memoryview:
     """
-    Return values of one length, in *order*, each with its length before it.
+    Return values of one length in *order*, each prefixed with its length.
 
     Every value is copied once, from the caller's array to the buffer that is written.
     """
@@ -312,7 +312,7 @@ def _scattered(
 
 
 def _woven(prefixes: pa.Array, values: pa.Array, size_bytes: int) -> memoryview:
-    """Return prefix and value of every row, one after another."""
+    """Concatenate the prefix and the value of every row."""
     wide = pa.types.is_large_binary(values.type) or size_bytes > INT32_MAX
     kind = pa.large_binary() if wide else pa.binary()
     woven = pc.binary_join_element_wise(

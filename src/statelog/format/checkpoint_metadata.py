@@ -1,5 +1,5 @@
 """
-`_metadata`: one changelog file that is also the checkpoint.
+`_metadata`: a changelog file that is also the checkpoint.
 
 The payload contains the change sets that tasks handed over inline.  The trailer section `CKPT`
 lists the parts of the checkpoint (format/checkpoint_record.py); further sections belong to callers.
@@ -41,7 +41,7 @@ RESERVED_TAGS: Final = (b"SETS", b"FRAM", CHECKPOINT_TAG)
 @dataclass(frozen=True, slots=True)
 class MetadataFile:
     """
-    A `_metadata` object ready to be put.
+    A `_metadata` object ready to be written.
 
     Args:
         buffers: The file, in pieces to be written one after another.
@@ -87,10 +87,10 @@ def write_metadata(
 def rewrite_metadata(
     data: Buffer, checkpoint: CompletedCheckpoint, *, where: str = ""
 ) -> MetadataFile:
-    """Return a metadata file with another record; its change sets keep their offsets."""
+    """Replace the record of a metadata file; its change sets keep their offsets."""
     segment = parse_segment(data, where=where)
     if segment.trailer is None:
-        raise CorruptionError(f"{where} has no checkpoint record", path=where)
+        raise CorruptionError(f"{where} does not contain a checkpoint record", path=where)
     body = encode_record(checkpoint)
     extra = {
         tag: content
@@ -112,7 +112,7 @@ def rewrite_metadata(
         except UsageError:
             if not compress:
                 raise
-    raise InvariantError("a metadata file is written plain where it cannot be framed")
+    raise InvariantError("a metadata file that cannot be framed is written plain")
 
 
 class _InlineSetRelocator:
@@ -124,7 +124,7 @@ class _InlineSetRelocator:
         self._size = 0
 
     def take(self, entry: HandleAndOffset) -> None:
-        """Copy the set of an inline entry; entries in files are left alone."""
+        """Copy the set of an inline entry, and ignore entries in files."""
         if not isinstance(entry.handle, ByteStreamStateHandle):
             return
         name = entry.handle.name
@@ -151,7 +151,7 @@ class _InlineSetRelocator:
         return replace(handle, handles_and_offsets=tuple(entries))
 
     def writer(self, *, compress: bool) -> SegmentWriter:
-        """Return a writer that holds all the sets taken."""
+        """Return a writer with all the collected sets."""
         writer = SegmentWriter(compress=compress)
         for _, encoded in self._places.values():
             writer.add_encoded(encoded)
@@ -173,7 +173,7 @@ def _inline_set(
     ):
         raise CorruptionError(
             f"damaged inline change set {segment.where} at offset {entry.offset}: its size or "
-            "checksum differs from the acknowledgement",
+            "checksum does not match the acknowledgement",
             path=segment.where,
             offset=entry.offset,
         )
@@ -183,7 +183,7 @@ def _inline_set(
 def _extent(
     segment: Segment, indexed: SetEntry | None, entry: HandleAndOffset
 ) -> tuple[int, GroupIndex]:
-    """Return where a set ends, and its groups; decode it only if no trailer says both."""
+    """Return a set's end and groups; decode the set only if no trailer contains both."""
     if indexed is not None and indexed.size_bytes == INT_SIZE + indexed.groups.size_bytes:
         return indexed.offset + indexed.size_bytes, indexed.groups
     decoded = decode_change_set(
@@ -203,7 +203,7 @@ def encode_streams(streams: Sequence[Buffer]) -> bytes:
 
 
 def decode_streams(section: Buffer | None, *, where: str = "") -> list[bytes]:
-    """Return the streams in a section; none without one."""
+    """Return the streams in a section; empty without a section."""
     if section is None:
         return []
     try:

@@ -1,5 +1,5 @@
 """
-The record of an entry: the section `CKPT` of a `_metadata` object, of a checkpoint or a claim.
+The record of a checkpoint or a claim: the section `CKPT` of a `_metadata` object.
 
 ::
 
@@ -141,7 +141,7 @@ _FileKey = tuple[str, int, int | None] | tuple[str, bytes]
 
 
 class _FileTable:
-    """Numbers stream handles while a record is written."""
+    """Assigns numbers to stream handles while a record is written."""
 
     def __init__(self) -> None:
         self._numbers: dict[_FileKey, int] = {}
@@ -227,19 +227,19 @@ def seal_record(raw: bytes, kind: int) -> bytes:
 
 
 def _check_bounds(checkpoint: CompletedCheckpoint, raw: bytes) -> None:
-    """Refuse to write a record that no reader accepts."""
+    """Raise before writing a record that no reader accepts."""
     number = checkpoint.checkpoint_id
     if len(raw) > RECORD_BYTES_MAX or len(checkpoint.retained) > RETAINED_MAX:
         raise UsageError(
-            f"the record of checkpoint {number} has {len(raw)} bytes and "
-            f"{len(checkpoint.retained)} retained checkpoints; at most {RECORD_BYTES_MAX} and "
-            f"{RETAINED_MAX} can be read again: retain fewer checkpoints",
+            f"the record of checkpoint {number} contains {len(raw)} bytes and "
+            f"{len(checkpoint.retained)} retained checkpoints; readers accept at most {RECORD_BYTES_MAX} and "
+            f"{RETAINED_MAX}: retain fewer checkpoints",
             checkpoint_id=number,
         )
     if (values := json_values(raw)) > JSON_VALUES_MAX:
         raise UsageError(
-            f"the record of checkpoint {number} has {values} values; at most {JSON_VALUES_MAX} can be "
-            "read again: write a snapshot, so that the log gets shorter, or fewer properties",
+            f"the record of checkpoint {number} contains {values} values; readers accept at "
+            f"most {JSON_VALUES_MAX}: write a snapshot to shorten the log, or use fewer properties",
             checkpoint_id=number,
         )
     if nesting_exceeds(dict(checkpoint.properties)):
@@ -248,7 +248,7 @@ def _check_bounds(checkpoint: CompletedCheckpoint, raw: bytes) -> None:
             checkpoint_id=number,
         )
     if number > ID_MAX:
-        raise UsageError(f"the highest id of a checkpoint is {ID_MAX}; this one is {number}")
+        raise UsageError(f"checkpoint ids cannot exceed {ID_MAX}; got {number}")
 
 
 def _log_columns(handles: Sequence[ChangelogStateHandle], table: _FileTable) -> _Log:
@@ -279,13 +279,13 @@ def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
     """Return the body of the section `CKPT`, uncompressed."""
     view = memoryview(body)
     if len(view) < _HEADER.size:
-        raise damaged_record(where, f"the record has {len(view)} bytes")
+        raise damaged_record(where, f"the record is only {len(view)} bytes")
     version, codec, kind, length = _HEADER.unpack_from(view)
     if version < RECORD_VERSION:
         raise IncompatibleFormatError(
-            f"checkpoint metadata {where} has version {version}, by a statelog that was never released; this "
+            f"checkpoint metadata {where} has version {version}, which was never released; this "
             f"statelog reads version {RECORD_VERSION} only. Nothing is damaged: use the statelog that wrote "
-            "it, or begin with a new state location",
+            "it, or start with a new state location",
             path=where,
         )
     if (
@@ -299,7 +299,7 @@ def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
             path=where,
         )
     if length > min(RECORD_BYTES_MAX, largest_expansion(len(view))):
-        raise damaged_record(where, f"the record claims {length} bytes, of {len(view)} stored ones")
+        raise damaged_record(where, f"the record claims {length} bytes in {len(view)} stored bytes")
     raw: Buffer = view[_HEADER.size :]
     if codec == _CODEC_ZSTD:
         try:
@@ -307,7 +307,7 @@ def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
         except (ValueError, OSError) as error:
             raise damaged_record(where, f"the record cannot be read ({error})") from error
     if len(raw) != length:
-        raise damaged_record(where, f"the record has {len(raw)} bytes instead of {length}")
+        raise damaged_record(where, f"the record is {len(raw)} bytes instead of {length}")
     return OpenedRecord(kind, raw)
 
 
@@ -320,7 +320,7 @@ def decode_record(body: Buffer, *, where: str = "") -> CompletedCheckpoint:
 
 
 def checkpoint_of(opened: OpenedRecord, *, where: str = "") -> CompletedCheckpoint:
-    """Return the checkpoint of an opened record; raises `CorruptionError` as `decode_record`."""
+    """Return the checkpoint of an opened record; raises like `decode_record`."""
     try:
         record = decode_json(opened.raw, _decoder)
         check_depth(record.properties, where)
@@ -333,7 +333,7 @@ def checkpoint_of(opened: OpenedRecord, *, where: str = "") -> CompletedCheckpoi
 
 
 def _check_names(record: _Record, where: str) -> None:
-    """Refuse a record that names an object outside of the store."""
+    """Reject a record that references an object outside the store."""
     listed = record.properties.get(OBJECTS_PROPERTY)
     names = [
         name for name, data in zip_longest(record.files.name, record.files.data) if data is None
@@ -346,14 +346,14 @@ def _check_names(record: _Record, where: str) -> None:
 
 
 def _check_numbers(record: _Record, where: str) -> None:
-    """Refuse ids, counts and key groups that no checkpoint has."""
+    """Reject ids, counts and key groups that no checkpoint can have."""
     log = record.log
     snapshots = record.snapshots
     ids = (record.id, record.parent or 0, *record.retained, *snapshots.checkpoint, *log.checkpoint)
     if min(ids) < 0:
-        raise damaged_record(where, "the id of a checkpoint is below 0")
+        raise damaged_record(where, "a checkpoint id is below 0")
     if max(ids) > ID_MAX:
-        raise damaged_record(where, f"the id of a checkpoint is {max(ids)}, above {ID_MAX}")
+        raise damaged_record(where, f"a checkpoint id is {max(ids)}, above {ID_MAX}")
     if len(record.retained) > RETAINED_MAX:
         raise damaged_record(where, f"{len(record.retained)} checkpoints are retained")
     if not 1 <= record.max_parallelism <= MAX_PARALLELISM_LIMIT:
@@ -365,7 +365,7 @@ def _check_numbers(record: _Record, where: str) -> None:
 
 
 def _check_history(record: _Record, where: str) -> None:
-    """Refuse timelines that no checkpoint has."""
+    """Reject timelines that no checkpoint can have."""
     names = (record.location, record.attempt, *(name for name, _, _ in record.ancestors))
     if not all(map(is_history_name, names)):
         raise damaged_record(where, "the name of its location or attempt is not hexadecimal")
@@ -448,7 +448,7 @@ def _log_handles(log: _Log, files: Sequence[StreamStateHandle]) -> list[Changelo
             )
         )
     if position != len(entries):
-        raise ValueError(f"{position} log entries are counted, {len(entries)} are stored")
+        raise ValueError(f"{position} log entries are counted, but {len(entries)} are stored")
     return handles
 
 
@@ -500,12 +500,12 @@ _claim_decoder: Final = msgspec.json.Decoder(ClaimRecord)
 def encode_claim(claim: ClaimRecord) -> bytes:
     """Return the object of a claim."""
     if claim.next_number > ID_MAX:
-        raise UsageError(f"the highest number of an entry is {ID_MAX}")
+        raise UsageError(f"entry numbers cannot exceed {ID_MAX}")
     sections = {CHECKPOINT_TAG: seal_record(msgspec.json.encode(claim), CLAIM_KIND)}
     data = b"".join(SegmentWriter(compress=False).finish(sections))
     if len(data) > CLAIM_BYTES_MAX:
         raise UsageError(
-            f"the claim of {claim.owner_id[:80]!r} has {len(data)} bytes, of at most {CLAIM_BYTES_MAX}: "
+            f"the claim of {claim.owner_id[:80]!r} is {len(data)} bytes; the limit is {CLAIM_BYTES_MAX}: "
             "give the owner a shorter name"
         )
     return data
@@ -524,7 +524,7 @@ def decode_entry(body: Buffer, *, where: str = "") -> CompletedCheckpoint | Clai
     if not -1 <= newest < claim.number < claim.next_number <= ID_MAX:
         raise damaged_record(where, "the numbers of the claim do not ascend")
     if not 0 <= claim.timeline <= claim.number:
-        raise damaged_record(where, "the timeline of the claim is not one of its location")
+        raise damaged_record(where, "the timeline of the claim does not belong to its location")
     if not (is_history_name(claim.location_id) and is_history_name(claim.attempt)):
         raise damaged_record(where, "the name of its location or attempt is not hexadecimal")
     return claim

@@ -1,5 +1,5 @@
 """
-The frame of a file with its own checksum: a header, then the body.
+The frame of a file with its own checksum: a header and the body.
 
 Recordings and dead letters are such files.  `extensions.recordings.format` has the layout of the
 whole file and decodes the body; the frame is enough to verify one.
@@ -23,7 +23,7 @@ from statelog.format.buffers import (
 )
 
 WHAT: Final = "recording"
-"""What `verify` calls an object of this format."""
+"""The name of this format in `verify`."""
 VERSION: Final = 2
 _MAGIC: Final = b"SLRC"
 _HEADER: Final = struct.Struct(">4sBBHII")
@@ -32,11 +32,11 @@ _ZSTD: Final = 1
 
 
 def seal(raw: bytes) -> bytes:
-    """Return the file with a body, compressed unless its reader would refuse that."""
+    """Return a file with this body, compressed unless readers would reject that."""
     if len(raw) > RECORDING_BYTES_MAX:
         raise UsageError(
             f"a recording of {len(raw)} bytes is too large to read; the limit is {RECORDING_BYTES_MAX}: "
-            "set record.bytes to less"
+            "lower record.bytes"
         )
     body = compress_zstd(raw)
     if body is None:
@@ -45,12 +45,12 @@ def seal(raw: bytes) -> bytes:
 
 
 def framed(body: bytes, length: int, codec: int = _ZSTD) -> bytes:
-    """Return the file with a body as it is stored."""
+    """Return a file with an already encoded body."""
     return _HEADER.pack(_MAGIC, VERSION, codec, 0, length, checksum([body])) + body
 
 
 def unseal(data: Buffer, *, where: str = "") -> Buffer:
-    """Return the uncompressed body of a file; raises as `verified_body`."""
+    """Return the uncompressed body of a file; raises like `verified_body`."""
     body, length, codec = verified_body(data, where=where)
     raw: Buffer = body
     if codec == _ZSTD:
@@ -59,7 +59,7 @@ def unseal(data: Buffer, *, where: str = "") -> Buffer:
         except OSError as error:
             raise damaged_file(where, str(error)) from error
     if len(raw) != length:
-        raise damaged_file(where, f"it has {len(raw)} bytes instead of {length}")
+        raise damaged_file(where, f"it is {len(raw)} bytes instead of {length}")
     return raw
 
 
@@ -67,7 +67,7 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, in
     """Return the stored body of a file, its length once uncompressed, and its codec."""
     view = memoryview(data)
     if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
-        raise damaged_file(where, "it does not begin as a recording")
+        raise damaged_file(where, "it does not start like a recording")
     _, version, codec, _, length, crc = _HEADER.unpack(view[: _HEADER.size])
     if version != VERSION or codec not in (_NONE, _ZSTD):
         raise IncompatibleFormatError(
@@ -76,20 +76,20 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, in
         )
     body = view[_HEADER.size :]
     if checksum([body]) != crc:
-        raise damaged_file(where, "its checksum differs")
+        raise damaged_file(where, "its checksum does not match")
     if length > min(RECORDING_BYTES_MAX, largest_expansion(len(body))):
-        raise damaged_file(where, f"it claims {length} bytes, of {len(body)} stored ones")
+        raise damaged_file(where, f"it claims {length} bytes in {len(body)} stored bytes")
     return body, length, codec
 
 
 def damaged_file(where: str, reason: str) -> CorruptionError:
-    """Return the error of a damaged recording."""
+    """Return the error for a damaged recording."""
     return CorruptionError(f"damaged recording{where and f' {where}'}: {reason}", path=where)
 
 
 @contextmanager
 def part_of(path: str) -> Iterator[None]:
-    """Name the object in errors about damage within a recording, whose decoders do not know it."""
+    """Add the object's name to errors about damage within a recording."""
     try:
         yield
     except CorruptionError as error:

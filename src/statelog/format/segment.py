@@ -64,7 +64,7 @@ _PLAIN_INDEX_MAX: Final = 2**31
 
 
 class SegmentWriter:
-    """Writes change sets into one file, which is kept in memory."""
+    """Writes change sets into one file in memory."""
 
     def __init__(self, *, compress: bool = False) -> None:
         self._compress = compress
@@ -96,11 +96,11 @@ class SegmentWriter:
         return index + groups + _TRAILER_REST <= _PLAIN_INDEX_MAX
 
     def add(self, change_set: StateChangeSet | Sequence[ChangeBatch]) -> SetEntry:
-        """Append one change set and return its place."""
+        """Append one change set and return its offset."""
         return self.add_encoded(encode_change_set(change_set))
 
     def add_encoded(self, encoded: EncodedChangeSet) -> SetEntry:
-        """Append an encoded change set and return its place."""
+        """Append an encoded change set and return its offset."""
         entry = SetEntry(self._size, encoded.size_bytes, encoded.crc32c, encoded.groups)
         self._payload.extend(encoded.buffers)
         self._payload_crc = (
@@ -112,7 +112,7 @@ class SegmentWriter:
         return entry
 
     def finish(self, sections: Mapping[bytes, bytes] | None = None) -> list[Buffer]:
-        """Return the whole file, in pieces to be written one after another."""
+        """Return the whole file, in consecutive pieces."""
         extra = dict(sections or {})
         if not self._compress:
             index = {SETS_TAG: pack_sets(self._sets)}
@@ -136,7 +136,7 @@ class SegmentWriter:
 
 
 def _gathered(pieces: list[Buffer]) -> list[Buffer]:
-    """Return *pieces* with runs of tiny ones joined: a store pays for each piece."""
+    """Join tiny *pieces*, because every piece has a cost in the store."""
     if len(pieces) <= _FEW_PIECES:
         return pieces
     gathered: list[Buffer] = []
@@ -149,7 +149,7 @@ def _gathered(pieces: list[Buffer]) -> list[Buffer]:
 @dataclass(frozen=True, slots=True)
 class Segment:
     """
-    A file read whole and verified.
+    A file that was read completely and verified.
 
     Args:
         payload: Uncompressed payload.
@@ -176,7 +176,7 @@ class Segment:
         )
 
     def set_ranges(self) -> list[tuple[int, int]]:
-        """Return offset and encoded length of all change sets; decodes a file without index."""
+        """Return offset and encoded length of all change sets; decode a file without an index."""
         if self.trailer is not None:
             return [(entry.offset, entry.size_bytes) for entry in self.trailer.sets]
         ranges = []
@@ -189,7 +189,7 @@ class Segment:
 
 
 def parse_segment(data: Buffer, *, where: str = "") -> Segment:
-    """Read a whole file, verifying every checksum it has."""
+    """Read a whole file, and verify all its checksums."""
     view = memoryview(data)
     if len(view) == 0:
         raise damaged(where, "the file is empty")
@@ -203,7 +203,7 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
     if flag == SNAPPY_FRAMED:
         # A damaged identifier may look like a chunk to skip; Flink's reader would refuse the file.
         if bytes(view[1 : min(end, 1 + len(STREAM_IDENTIFIER))]) != STREAM_IDENTIFIER:
-            raise damaged(where, "no Snappy stream begins at byte 1")
+            raise damaged(where, "byte 1 is not the start of a Snappy stream")
         limit = None if trailer is None else trailer.payload_length + 1
         payload = memoryview(decompress_frames(view[1:end], where=where, max_size=limit))
     else:
@@ -219,14 +219,14 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
 
 
 def parse_whole_file(data: Buffer, *, where: str = "") -> Segment:
-    """Read a whole file as `parse_segment` does, and check its mark: where every byte counts."""
+    """Read a whole file like `parse_segment`, and also check its mark."""
     segment = parse_segment(data, where=where)
     check_mark(data, where=where)
     return segment
 
 
 def verify_set(encoded: Buffer, crc32c: int, *, where: str = "", offset: int = 0) -> None:
-    """Check the bytes of one change set."""
+    """Verify the bytes of one change set."""
     if checksum([encoded]) != crc32c:
         raise CorruptionError(
             f"damaged change set in {where or 'file'} at payload offset {offset}: its checksum does "
@@ -244,7 +244,7 @@ def _damaged_payload(where: str, payload: memoryview, trailer: Trailer) -> Corru
             != change_set.crc32c
         ):
             return CorruptionError(
-                f"damaged changelog file {where}: the payload's checksum does not match, because of "
+                f"damaged changelog file {where}: the payload's checksum does not match; the damage is in "
                 f"the change set at payload offset {change_set.offset} ({change_set.size_bytes} bytes)",
                 path=where,
                 offset=change_set.offset,

@@ -59,12 +59,12 @@ def masked_crc32c(block: bytes | memoryview) -> int:
 
 
 def skippable_chunk(data: bytes) -> bytes:
-    """Return *data* as a chunk that every reader of the format skips."""
+    """Wrap *data* in a chunk that every reader of the format skips."""
     return bytes((SKIPPABLE_CHUNK,)) + len(data).to_bytes(3, "little") + data
 
 
 def compress_frames(payload: bytes | memoryview) -> FramedPayload:
-    """Return *payload* as a framed stream."""
+    """Frame *payload* as a stream."""
     view = memoryview(payload)
     pieces: list[bytes] = [STREAM_IDENTIFIER]
     positions: list[int] = []
@@ -88,7 +88,7 @@ def decompress_frames(
     stream: bytes | memoryview, *, where: str = "", max_size: int | None = None
 ) -> bytes:
     """
-    Return the payload of a framed stream; every checksum is verified.
+    Return the payload of a framed stream, and verify every checksum.
 
     Memory stays within a small multiple of the stream: a forged length is refused before anything
     is allocated for it.
@@ -104,13 +104,13 @@ def decompress_frames(
         start = position + _HEADER_SIZE
         end = start + length
         if end > len(view):
-            _damaged(where, position, f"a chunk of {length} bytes is cut short")
+            _damaged(where, position, f"a chunk of {length} bytes is truncated")
         if kind in (_COMPRESSED, _STORED):
             blocks.append(_block(kind, view[start:end], where, position))
             size += len(blocks[-1])
         elif kind == 0xFF:
             if bytes(view[position:end]) != STREAM_IDENTIFIER:
-                _damaged(where, position, "this is no Snappy stream identifier")
+                _damaged(where, position, "the Snappy stream identifier is missing")
         elif kind < SKIPPABLE_CHUNK:
             _damaged(where, position, f"unknown chunk type 0x{kind:02x}, which must not be skipped")
         position = end

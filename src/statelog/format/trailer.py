@@ -73,7 +73,7 @@ class GroupIndex(Sequence[GroupEntry]):
         counts: npt.NDArray[np.generic],
         sizes_bytes: npt.NDArray[np.generic],
     ) -> Self:
-        """Return the index with these columns."""
+        """Create an index from columns."""
         rows = np.empty(len(key_groups), _ENTRY)
         rows["key_group"] = key_groups
         rows["count"] = counts
@@ -82,7 +82,7 @@ class GroupIndex(Sequence[GroupEntry]):
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[int, int, int]]) -> Self:
-        """Return the index with these entries: key group, count, size in bytes."""
+        """Create an index from entries: key group, count, size in bytes."""
         return cls(b"".join([_ROW.pack(*row) for row in rows]))
 
     @classmethod
@@ -169,7 +169,7 @@ class Trailer:
 def pack_trailer(
     sections: Mapping[bytes, bytes], payload_length: int, payload_crc32c: int
 ) -> bytes:
-    """Return the trailer with these sections, for a payload of this length and checksum."""
+    """Return a trailer with these sections, for a payload of this length and checksum."""
     body = b"".join(_SECTION.pack(tag, len(content)) + content for tag, content in sections.items())
     fields = (payload_length, payload_crc32c, FORMAT_VERSION, 0, MAGIC)
     return body + FOOTER.pack(len(body), _checksum(body, *fields), *fields)
@@ -181,7 +181,7 @@ def _checksum(body: Buffer, *fields: int | bytes) -> int:
 
 
 def pack_sets(sets: Sequence[SetEntry], with_groups: bool = True) -> bytes:
-    """Return the body of the index; without the groups where they have no room."""
+    """Return the body of the index, without the groups if they do not fit."""
     pieces = [_COUNT.pack(len(sets))]
     for entry in sets:
         count = len(entry.groups) if with_groups else _NO_GROUP_INDEX
@@ -207,7 +207,7 @@ def _unpack_sets(body: bytes) -> tuple[SetEntry, ...]:
 
 
 def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
-    """Return the trailer of a file; None without one."""
+    """Return the trailer of a file, or None."""
     view = memoryview(data)
     if len(view) < FOOTER.size or bytes(view[-len(MAGIC) :]) != MAGIC:
         return None
@@ -248,7 +248,7 @@ def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
 
 def check_mark(data: Buffer, *, where: str = "") -> None:
     """
-    Refuse a file whose trailer is intact but for its mark.
+    Reject a file whose trailer is intact except for its mark.
 
     To `read_trailer` such a file is Flink's: its change sets are read all the same, verified by the
     checksums of their handles.  Call this where there are no handles, or where every byte counts.
@@ -261,7 +261,7 @@ def check_mark(data: Buffer, *, where: str = "") -> None:
     if start >= 0 and _checksum(view[start : -FOOTER.size], *fields, MAGIC) == crc:
         raise damaged(
             where,
-            "its last eight bytes are not statelog's mark, though the rest of its trailer is intact; "
+            "its last eight bytes are not statelog's mark, although the rest of its trailer is intact; "
             "a checkpoint that needs its change sets can still be restored",
         )
 

@@ -1,4 +1,4 @@
-"""Metrics: the table of all of them, and a registry that holds their values."""
+"""Metrics: their declarations, and a registry that stores their values."""
 
 from statelog.metrics.registry import (
     HISTOGRAM_SIZE,

@@ -1,5 +1,5 @@
 """
-A registry that holds the values of the metrics, and a journal of one process for another.
+A registry that stores metric values, and a journal for sending values between processes.
 
 Recording appends to deques, which is atomic, so any thread may record without a lock.
 """
@@ -16,12 +16,12 @@ from statelog.errors import UsageError
 from statelog.metrics.table import METRICS, MetricKind, MetricSpec
 
 HISTOGRAM_SIZE: Final = 1000
-"""Values that a histogram keeps, as in Flink."""
+"""Number of values in a histogram, as in Flink."""
 
 _FOLD_AT: Final = 512
 
 JOURNAL_MAX: Final = 20_000
-"""Entries that a journal holds, about 2,000 uploads; beyond them the oldest are dropped."""
+"""Maximum entries in a journal, about 2,000 uploads; the oldest are dropped."""
 Entries = list[tuple[str, float]]
 """Counters with their amounts and histograms with their values, as recorded."""
 
@@ -43,11 +43,11 @@ class HistogramSnapshot:
 
     @property
     def count(self) -> int:
-        """Number of values kept."""
+        """Number of values in the window."""
         return len(self.values)
 
     def quantile(self, fraction: float) -> float:
-        """Return the value at *fraction* (0 to 1); 0 without values."""
+        """Return the value at *fraction* (0 to 1); 0 if the histogram is empty."""
         if not self.values:
             return 0.0
         ordered = sorted(self.values)
@@ -59,7 +59,7 @@ MetricValue = int | float | HistogramSnapshot
 
 class _Sum:
     """
-    A sum that many threads add to without a lock, because appending to a deque is atomic.
+    A sum that many threads add to without a lock, because deque appends are atomic.
 
     From time to time a thread that adds replaces the summands by their sum, and so does every
     reader.  A lock keeps readers from seeing the deque between the two steps.
@@ -110,7 +110,7 @@ class Metrics:
         self.declare(METRICS.values())
 
     def declare(self, specs: Iterable[MetricSpec]) -> None:
-        """Add metrics, of extensions for example; what is declared already stays as it is."""
+        """Add metrics, such as those of extensions; existing declarations do not change."""
         for spec in specs:
             if spec.name in self._specs:
                 continue
@@ -124,17 +124,17 @@ class Metrics:
                 observer(spec)
 
     def observe_declared(self, observer: Callable[[MetricSpec], None]) -> None:
-        """Call *observer* with each metric, and with those that are declared later."""
+        """Call *observer* with each metric, including metrics declared later."""
         self._observers.append(observer)
         for spec in list(self._specs.values()):
             observer(spec)
 
     def spec(self, name: str) -> MetricSpec:
-        """Return the declaration of a metric that `snapshot` has."""
+        """Return the declaration of a metric in `snapshot`."""
         return self._specs[name]
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add *amount* to the counter *name*; raises `UsageError` if there is no such counter."""
+        """Add *amount* to the counter *name*; raise `UsageError` if it does not exist."""
         counter = self._counters.get(name)
         if counter is None:
             raise _unknown(name, MetricKind.COUNTER)
@@ -166,7 +166,7 @@ class Metrics:
         self._gauges[name] = read
 
     def value(self, name: str) -> MetricValue | None:
-        """Return the present value of a metric; None for a gauge without a reader."""
+        """Return the current value of a metric; None for a gauge without a reader."""
         if (counter := self._counters.get(name)) is not None:
             return counter.value()
         if (histogram := self._histograms.get(name)) is not None:
@@ -176,7 +176,7 @@ class Metrics:
         return None if read is None else read()
 
     def snapshot(self) -> dict[str, MetricValue]:
-        """Return the present value of every metric that has one, by name."""
+        """Return the current value of every metric that has a value, by name."""
         values = {name: self.value(name) for name in list(self._specs)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -195,7 +195,7 @@ def _copy(values: deque[float]) -> list[float]:
 
 class MetricsJournal(Metrics):
     """
-    Metrics that also keep each value until `take`.
+    Metrics that also record each value until `take`.
 
     Gauges are read where they are: they are not in the journal.
 
@@ -208,7 +208,7 @@ class MetricsJournal(Metrics):
         self._entries: deque[tuple[str, float]] = deque(maxlen=JOURNAL_MAX)
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add *amount* to the counter *name*; raises `UsageError` if there is no such counter."""
+        """Add *amount* to the counter *name*; raise `UsageError` if it does not exist."""
         super().count(name, amount)
         self._entries.append((name, amount))
 
@@ -222,7 +222,7 @@ class MetricsJournal(Metrics):
         self._entries.append((name, value))
 
     def take(self) -> Entries:
-        """Return what was recorded since the last call."""
+        """Return the values recorded since the last call."""
         for name, grown in self._growth.items():
             if amount := grown():
                 self.count(name, amount)
@@ -233,7 +233,7 @@ class MetricsJournal(Metrics):
 
 
 def add_entries(metrics: Metrics, entries: Iterable[tuple[str, float]]) -> None:
-    """Record the entries of a journal, without entries of unknown metrics."""
+    """Record the entries of a journal, except entries of unknown metrics."""
     for name, value in entries:
         spec = METRICS.get(name)
         if spec is not None and spec.kind is MetricKind.COUNTER:

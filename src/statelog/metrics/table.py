@@ -1,5 +1,5 @@
 """
-All metrics of statelog, and all figures of a micro-batch, in two tables.
+Declare all metrics of statelog and all figures of a micro-batch.
 
 A metric with a name of Flink's has Flink's meaning, and its name here is that name in Python's
 spelling.  The others are statelog's own: durations of phases, ages of queues, and counts.
@@ -73,15 +73,15 @@ class Figure:
     parts: tuple[str, ...] = ()
 
     def number(self) -> int:
-        """Return the field of a figure that is a number."""
+        """Return the dataclass field of a numeric figure."""
         return field(default=0, metadata={"figure": self})
 
     def numbers(self) -> dict[str, int]:
-        """Return the field of a figure with a number for each of several names."""
+        """Return the dataclass field of a figure with a number per name."""
         return field(default_factory=self.no_numbers, metadata={"figure": self})
 
     def no_numbers(self) -> dict[str, int]:
-        """Return the value of a figure with several numbers that nothing counted."""
+        """Return the empty value of a figure with a number per name."""
         return dict.fromkeys(self.parts, 0)
 
 
@@ -104,7 +104,7 @@ class BatchFigures:
     tasks: int = Figure("tasks", "Number of tasks.", FigureKind.DRIVER).number()
     rows: int = Figure(
         "rows",
-        "Input rows of the first operator of a stateful query, without late ones.",
+        "Input rows of the first operator of a stateful query, without late rows.",
         FigureKind.FIRST,
         counter="num_records_in",
         flink_name="numRecordsIn",
@@ -130,8 +130,8 @@ class BatchFigures:
     ).number()
     delta_bytes: int = Figure("bytes", "Bytes of the changes.").number()
     output_bytes: int = Figure("bytes", "Bytes of the staged rows.", FigureKind.DRIVER).number()
-    objects: int = Figure("objects", "Objects written to the store, the commit included.").number()
-    object_bytes: int = Figure("bytes", "Their size.").number()
+    objects: int = Figure("objects", "Objects written to the store, including the commit.").number()
+    object_bytes: int = Figure("bytes", "Size of the objects written.").number()
     uploads: int = Figure(
         "uploads",
         "Uploads of the tasks that succeeded: files of changes, snapshots, staged rows and attachments.",
@@ -139,7 +139,7 @@ class BatchFigures:
         fold=len,
     ).number()
     upload_bytes: int = Figure(
-        "bytes", "Their bytes before compression.", recorded="upload_sizes"
+        "bytes", "Bytes of these uploads before compression.", recorded="upload_sizes"
     ).number()
     upload_attempts: int = Figure(
         "attempts",
@@ -158,7 +158,7 @@ class BatchFigures:
     ).number()
     upload_retries: int = Figure(
         "attempts",
-        "Attempts after the first of the uploads that succeeded.",
+        "Attempts after the first one of uploads that succeeded.",
         recorded="total_attempts_per_upload",
         fold=_repeated,
     ).number()
@@ -171,14 +171,14 @@ class BatchFigures:
     ).number()
     upload_wait_ms: float = Figure(
         "milliseconds",
-        "Summed time that tasks waited because too many bytes were in flight.",
+        "Total time that tasks waited because too many bytes were in flight.",
         recorded="changelog_busy_time",
         fold=_sum_ms,
     ).number()
     repeated_requests: int = Figure(
         "requests",
-        "Requests of the tasks and the driver to the store that failed and were sent again, inside of "
-        "those attempts and for claims, commits and reads.",
+        "Requests of the tasks and the driver to the store that failed and were retried, within "
+        "upload attempts and for claims, commits and reads.",
         recorded="repeated_requests",
     ).number()
     log_bytes: int = Figure(
@@ -189,7 +189,7 @@ class BatchFigures:
     snapshots_failed: int = Figure("snapshots", "Snapshots that failed.").number()
     catch_up: Mapping[str, int] = Figure(
         "",
-        "How the tasks brought their state forward: key groups folded from memory, change sets "
+        "How tasks updated their state to the checkpoint: key groups folded from memory, change sets "
         "replayed, snapshots restored, key groups read from local files, blocks of key groups moved "
         "into columns.",
         parts=("folded", "replayed", "restored", "local", "compacted"),
@@ -272,7 +272,7 @@ _BACKEND: Final = "ChangelogStateBackend."
 def _row(
     kind: MetricKind, name: str, unit: str, text: str, group: str = "", flink_name: str = ""
 ) -> MetricSpec:
-    """Return a metric; in a *group* of Flink's, Flink's name is ours in camelCase."""
+    """Return a metric; in a Flink *group*, Flink's name is the camelCase form of ours."""
     return MetricSpec(name, f"{group}{camel_case(name)}" if group else flink_name, kind, unit, text)
 
 
@@ -301,7 +301,7 @@ _TABLE: Final = (
         "Attempts made until the upload succeeded.",
         _STORAGE,
     ),
-    _histogram("upload_batch_sizes", "tasks", "Tasks put into one file.", _STORAGE),
+    _histogram("upload_batch_sizes", "tasks", "Tasks written to one file.", _STORAGE),
     _histogram(
         "upload_sizes",
         "bytes",
@@ -314,7 +314,7 @@ _TABLE: Final = (
         "Duration of successful attempts.",
         flink_name="ChangelogStorage.uploadLatenciesNanos",
     ),
-    _gauge("upload_queue_size", "tasks", "Tasks that wait to be put into a file.", _STORAGE),
+    _gauge("upload_queue_size", "tasks", "Tasks that wait to be written to a file.", _STORAGE),
     _counter(
         "number_of_upload_timeouts",
         "attempts",
@@ -323,7 +323,7 @@ _TABLE: Final = (
     _counter(
         "repeated_requests",
         "requests",
-        "Requests to stores that failed, or returned wrong bytes, and were sent again.",
+        "Requests to stores that failed, or returned wrong bytes, and were retried.",
     ),
     _counter(
         "number_of_discarded_uploads",
@@ -333,7 +333,7 @@ _TABLE: Final = (
     _gauge(
         "upload_queue_age",
         "nanoseconds",
-        "Age of the oldest task that waits to be put into a file; 0 without one.",
+        "Age of the oldest task that waits to be written to a file; 0 if there is none.",
     ),
     _gauge(
         "in_flight_bytes",
@@ -357,24 +357,23 @@ _TABLE: Final = (
         "Phase: turning the tasks of an upload into bytes, once for all its attempts.",
     ),
     _histogram(
-        "put_durations", "nanoseconds", "Phase: the store's put of a file; successful ones only."
+        "put_durations", "nanoseconds", "Phase: the store's put of a file; successful puts only."
     ),
     _histogram(
         "upload_durations",
         "nanoseconds",
-        "From the start of an upload to its success, all attempts and delays included.",
+        "From the start of an upload to its success, including all attempts and delays.",
     ),
     _histogram(
         "persist_durations",
         "nanoseconds",
-        "From the call of `persist` to its result; successful ones only.",
+        "From the call of `persist` to its result; successful calls only.",
     ),
     _counter("local_recovery_hits", "files", "Files that a restore read from local copies."),
     _counter(
         "local_recovery_misses",
         "files",
-        "Files that a restore read from the store although it was given a local copy of the "
-        "handle.",
+        "Files that a restore read from the store although it had a local copy of the handle.",
     ),
     _counter(
         "local_recovery_bytes",
@@ -393,7 +392,7 @@ _TABLE: Final = (
     _gauge(
         "download_cache_bytes",
         "bytes",
-        "Bytes of downloaded files on disk, files being written included.",
+        "Bytes of downloaded files on disk, including files being written.",
     ),
     _counter(
         "download_cache_errors",
@@ -413,13 +412,13 @@ _TABLE: Final = (
     _counter(
         "started_materialization",
         "runs",
-        "Materializations started, skipped ones included.",
+        "Materializations started, including skipped ones.",
         _MATERIALIZATION,
     ),
     _counter(
         "completed_materialization",
         "runs",
-        "Materializations completed, skipped ones included.",
+        "Materializations completed, including skipped ones.",
         _MATERIALIZATION,
     ),
     _counter("failed_materialization", "runs", "Materializations that failed.", _MATERIALIZATION),

@@ -1,5 +1,5 @@
 """
-Checkpoints as values: what tasks acknowledge, what is kept, and what tasks restore from.
+Checkpoints as values: acknowledgements, committed checkpoints, and restore inputs.
 
 A checkpoint is a list of log positions, and snapshots that make parts of the log unnecessary.  The
 state of a key group is the newest snapshot that covers it, and then every log handle that covers it
@@ -43,7 +43,7 @@ from statelog.model.key_group import KeyGroupRange
 
 ANCESTORS_MAX: Final = 256
 """
-Timelines before its own that a checkpoint names.
+Number of earlier timelines that a checkpoint records.
 
 Older ones are forgotten with their checkpoints.
 """
@@ -53,14 +53,14 @@ _FIELDS: Final = 4
 
 
 def is_history_name(text: str) -> bool:
-    """Return whether a text can be the identity of a location, or the name of an attempt."""
+    """Return whether a text is a valid identity of a location or name of an attempt."""
     return _NAME.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineEnd:
     """
-    A timeline that a later one continues.
+    A timeline that a later timeline continues.
 
     Args:
         location_id: The location of the timeline.
@@ -95,7 +95,7 @@ class Timeline:
 
     def has(self, position: CheckpointPosition, newest_id: int) -> bool:
         """
-        Return whether a checkpoint is part of the history that ends with checkpoint *newest_id*.
+        Return whether a checkpoint belongs to the history that ends with *newest_id*.
 
         The name of the attempt is not compared; see `CompletedCheckpoint.continues`.
         """
@@ -111,7 +111,7 @@ class Timeline:
 @dataclass(frozen=True, slots=True)
 class CheckpointPosition:
     """
-    A checkpoint, named so that no other history has the same name.
+    A checkpoint, identified uniquely across all histories.
 
     What remembers a checkpoint outside of its location remembers this: offsets of readers,
     published tables, replicas.
@@ -130,20 +130,20 @@ class CheckpointPosition:
     attempt: str
 
     def to_text(self) -> str:
-        """Return it as `location/timeline/number/attempt`."""
+        """Format the position as `location/timeline/number/attempt`."""
         parts = (self.location_id, str(self.timeline), str(self.checkpoint_id), self.attempt)
         return _SEPARATOR.join(parts)
 
     @classmethod
     def from_text(cls, text: str) -> CheckpointPosition:
-        """Return the position that `to_text` wrote."""
+        """Parse a position that `to_text` wrote."""
         parts = text.split(_SEPARATOR)
         are_names = (
             len(parts) == _FIELDS and is_history_name(parts[0]) and is_history_name(parts[3])
         )
         if not are_names or not (parts[1].isdecimal() and parts[2].isdecimal()):
             raise UsageError(
-                f"{text[:100]!r} names no checkpoint: expected location/timeline/number/attempt"
+                f"{text[:100]!r} does not identify a checkpoint: expected location/timeline/number/attempt"
             )
         return cls(parts[0], int(parts[1]), int(parts[2]), parts[3])
 
@@ -176,7 +176,7 @@ class MaterializedHandle:
     def __post_init__(self) -> None:
         if not len(self.key_group_range) or self.checkpoint_id < 0:
             raise UsageError(
-                f"a snapshot needs key groups and an id: {self.key_group_range}, checkpoint "
+                f"a snapshot requires key groups and an id: {self.key_group_range}, checkpoint "
                 f"{self.checkpoint_id}"
             )
 
@@ -188,7 +188,7 @@ StatePart: TypeAlias = HandleAndOffset | MaterializedHandle
 @dataclass(frozen=True, slots=True)
 class TaskStateSnapshot:
     """
-    What one task acknowledges.
+    The acknowledgement of one task.
 
     Args:
         key_group_range: The key groups of the task.
@@ -204,7 +204,7 @@ class TaskStateSnapshot:
 @dataclass(frozen=True, slots=True)
 class ChangelogStateBackendHandle:
     """
-    What one task restores from: the snapshots, then the log, both in this order.
+    The inputs of one task's restore: first the snapshots, then the log.
 
     Readers drop the key groups outside the range of each single handle.  No key group is in two
     snapshots, and none is in a log handle that its snapshot contains already.
@@ -257,14 +257,14 @@ class CompletedCheckpoint:
 
     @property
     def position(self) -> CheckpointPosition:
-        """Its name for what remembers it outside of the location."""
+        """The checkpoint's position, for records outside the location."""
         timeline = self.timeline
         return CheckpointPosition(
             timeline.location_id, timeline.number, self.checkpoint_id, self.attempt
         )
 
     def continues(self, position: CheckpointPosition) -> bool:
-        """Return whether a checkpoint is part of the history that ends with this one."""
+        """Return whether a checkpoint belongs to the history that ends with this one."""
         newest = self.position
         if (position.location_id, position.checkpoint_id) == (
             newest.location_id,
@@ -275,7 +275,7 @@ class CompletedCheckpoint:
 
     def for_range(self, key_group_range: KeyGroupRange) -> ChangelogStateBackendHandle:
         """
-        Return what a task that owns *key_group_range* restores from.
+        Return the restore inputs of a task that owns *key_group_range*.
 
         A handle that counts for some key groups of the range only is narrowed to them.  It appears
         more than once if they are not contiguous.
@@ -283,7 +283,7 @@ class CompletedCheckpoint:
         if key_group_range.end >= self.max_parallelism:
             raise UsageError(
                 f"key groups {key_group_range} exceed the {self.max_parallelism} key groups of "
-                f"checkpoint {self.checkpoint_id}; use the number the job began with"
+                f"checkpoint {self.checkpoint_id}; use the number with which the job started"
             )
         winner, covered = _coverage(self.materialized, self.max_parallelism)
         materialized = tuple(
@@ -302,7 +302,7 @@ class CompletedCheckpoint:
 
     def inherited_log(self) -> tuple[ChangelogStateHandle, ...]:
         """
-        Return the log that the next checkpoint takes over.
+        Return the log that the next checkpoint inherits.
 
         What a checkpoint itself changed is in its log even where its own snapshot contains it, for
         readers of its changes.  The next checkpoint leaves that out.
@@ -313,7 +313,7 @@ class CompletedCheckpoint:
 
     def objects(self) -> Iterator[tuple[FileStateHandle, StatePart | None]]:
         """
-        Yield the objects that it needs, its own metadata not counted; one for each part.
+        Yield the objects that it needs, except its own metadata, one per part.
 
         With each is the part of the state in it.  The engine's other objects follow with None and
         an unknown size.
@@ -325,14 +325,14 @@ class CompletedCheckpoint:
                 yield FileStateHandle(path, -1), None
 
     def referenced_paths(self) -> tuple[str, ...]:
-        """Return the names of `objects`, sorted, each once."""
+        """Return the distinct names of `objects`, sorted."""
         return tuple(sorted({handle.path for handle, _ in self.objects()}))
 
 
 def file_parts(
     state: CompletedCheckpoint | ChangelogStateBackendHandle,
 ) -> Iterator[tuple[FileStateHandle, StatePart]]:
-    """Yield the change sets and snapshots that are in files, with the handles of the files."""
+    """Yield the change sets and snapshots that are in files, with the files' handles."""
     parts: list[StatePart] = [set_ for log in state.log for set_ in log.handles_and_offsets]
     for piece in (*parts, *state.materialized):
         if isinstance(piece.handle, FileStateHandle):
@@ -343,7 +343,7 @@ def live_snapshots(
     snapshots: Iterable[MaterializedHandle], max_parallelism: int
 ) -> tuple[MaterializedHandle, ...]:
     """
-    Return the snapshots that some key group still needs, ascending by checkpoint.
+    Return the snapshots that any key group still needs, ascending by checkpoint.
 
     Of two snapshots of one checkpoint, the later in *snapshots* counts.
     """
@@ -358,7 +358,7 @@ def live_log(
     snapshots: Sequence[MaterializedHandle],
     max_parallelism: int,
 ) -> tuple[ChangelogStateHandle, ...]:
-    """Return the handles that hold a change no snapshot contains, in the given order."""
+    """Return the handles with changes that no snapshot contains, in the same order."""
     _, covered = _coverage(snapshots, max_parallelism)
     return tuple(
         handle
@@ -373,14 +373,14 @@ def live_log(
 def covered_checkpoints(
     snapshots: Sequence[MaterializedHandle], max_parallelism: int
 ) -> npt.NDArray[np.int64]:
-    """Return by key group the checkpoint its snapshot contains; -1 without one."""
+    """Return the checkpoint of each key group's snapshot; -1 if it has none."""
     return _coverage(snapshots, max_parallelism)[1]
 
 
 def _coverage(
     snapshots: Sequence[MaterializedHandle], max_parallelism: int
 ) -> tuple[_Int64Array, _Int64Array]:
-    """Return per key group the index of its snapshot, and the checkpoint it contains."""
+    """Return each key group's snapshot index, and the checkpoint in that snapshot."""
     winner = np.full(max_parallelism, _NO_SNAPSHOT, np.int64)
     covered = np.full(max_parallelism, _NO_SNAPSHOT, np.int64)
     for index, snapshot in enumerate(snapshots):
@@ -415,7 +415,7 @@ def _runs_of(overlap: KeyGroupRange, counts: npt.NDArray[np.bool_]) -> Iterator[
 @dataclass(frozen=True, slots=True)
 class Pin:
     """
-    One pin.
+    A pin on checkpoints.
 
     Args:
         checkpoint_id: The pinned checkpoint, >= 0.
@@ -434,7 +434,7 @@ class Pin:
 
 
 def pinned(pins: Iterable[Pin], checkpoint_ids: Iterable[int], latest_id: int) -> frozenset[int]:
-    """Return those of *checkpoint_ids* that a pin holds."""
+    """Return the pinned ids in *checkpoint_ids*."""
     all_pins = tuple(pins)
     return frozenset(
         checkpoint_id
@@ -446,7 +446,7 @@ def pinned(pins: Iterable[Pin], checkpoint_ids: Iterable[int], latest_id: int) -
 def retained_ids(
     checkpoint_ids: Sequence[int], retained: int, pins: Iterable[Pin]
 ) -> tuple[int, ...]:
-    """Return the newest *retained* of *checkpoint_ids* (ascending), and the pinned ones."""
+    """Return the newest *retained* ids in *checkpoint_ids* (ascending), plus pinned ids."""
     newest = checkpoint_ids[-retained:]
     pinned_ids = pinned(pins, checkpoint_ids, checkpoint_ids[-1])
     return tuple(

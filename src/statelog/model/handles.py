@@ -29,13 +29,13 @@ from statelog.model.state_change import SequenceNumber, StateChangeSet
 _LENGTH_MAX: Final = 1024
 """The limit of S3, GCS and Azure for a name."""
 _DECODINGS: Final = 3
-"""A name that is still encoded after so many decodings is refused."""
+"""A name that is still encoded after this many decodings is rejected."""
 _FORBIDDEN: Final = re.compile(r"[\x00-\x1f\x7f\\]")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?:/|$)|[A-Za-z]:")
 
 
 def checked_path(path: object) -> str:
-    """Return *path* if it is the name of an object below the root of a store."""
+    """Return *path* if it names an object below the root of a store."""
     if isinstance(path, str):
         problem = _problem(path)
         plain = path
@@ -51,10 +51,10 @@ def checked_path(path: object) -> str:
         if problem is None:
             return path
     else:
-        problem = "is no text"
+        problem = "is not text"
     raise CorruptionError(
-        f"the metadata names the object {path!r:.200}, which {problem}; a name must lie below the "
-        "root of the location. The metadata was forged or damaged, and nothing is read or deleted",
+        f"the metadata references the object {path!r:.200}, which {problem}; names must be below the "
+        "root of the location. The metadata was forged or damaged; nothing was read or deleted",
         path=str(path)[:200],
     )
 
@@ -64,11 +64,11 @@ def _problem(path: str) -> str | None:
     if not path or len(path) > _LENGTH_MAX:
         return "is empty or too long"
     if _FORBIDDEN.search(path):
-        return "has a backslash or a control character"
+        return "contains a backslash or a control character"
     if path.startswith("/") or _SCHEME.match(path):
         return "is absolute or a URL"
     if any(part in ("", ".", "..") for part in path.split("/")):
-        return "has an empty part or '..'"
+        return "contains an empty part or '..'"
     return None
 
 
@@ -76,7 +76,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 """A value that JSON can express."""
 
 JsonObject: TypeAlias = dict[str, Any]
-"""A JSON object as a decoder returns it; the reader checks what each name holds."""
+"""A JSON object as a decoder returns it; the reader checks each value."""
 
 
 HANDLE_JSON_VERSION = 1
@@ -109,7 +109,7 @@ class FileStateHandle:
 
     @property
     def name(self) -> str:
-        """The identity of the handle, as of one with bytes."""
+        """The identity of the handle, as for a handle with inline bytes."""
         return self.path
 
     def to_json(self) -> JsonObject:
@@ -120,7 +120,7 @@ class FileStateHandle:
 @dataclass(frozen=True, slots=True)
 class ByteStreamStateHandle:
     """
-    Bytes carried by the handle itself; no object in the store.
+    Bytes inside the handle itself, without an object in the store.
 
     Args:
         name: The name a file would have had; the identity of the handle.
@@ -145,7 +145,7 @@ class ByteStreamStateHandle:
 
 
 def _check_count(value: object, name: str, low: int) -> None:
-    """Make the field *name* a plain `int` >= *low*; raises `UsageError`."""
+    """Convert the field *name* to a plain `int` >= *low*; raises `UsageError`."""
     count = getattr(value, name)
     if count.__class__ is not int or count < low:
         object.__setattr__(value, name, whole_number(count, name, low=low))
@@ -217,7 +217,7 @@ class HandleAndOffset:
 
     @classmethod
     def from_json(cls, value: JsonObject) -> HandleAndOffset:
-        """Build an entry from its JSON form; raises `CorruptionError` if it is none."""
+        """Build an entry from its JSON form; raise `CorruptionError` if it is invalid."""
         try:
             # Not checked further: the handle of a copy on this host has the path of a file.
             handle = _stream_handle(value["handle"])
@@ -295,7 +295,7 @@ class ChangelogStateHandle:
         try:
             if value["version"] > HANDLE_JSON_VERSION:
                 raise IncompatibleFormatError(
-                    f"changelog handle has version {value['version']}, this statelog reads up to "
+                    f"changelog handle has version {value['version']}; this statelog reads up to "
                     f"{HANDLE_JSON_VERSION}; upgrade statelog"
                 )
             start, end = value["key_groups"]
@@ -333,14 +333,14 @@ class SnapshotResult(Generic[HandleT]):
     def __post_init__(self) -> None:
         if self.task_local is not None and self.job_manager_owned is None:
             raise UsageError(
-                "a task-local snapshot needs a job-manager-owned one; give both, or neither"
+                "a task-local snapshot requires a job-manager-owned snapshot; pass both, or neither"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadResult:
     """
-    Where one change set has become durable.
+    The place where one change set became durable.
 
     Args:
         log_id: The writer's number within its storage.
@@ -368,7 +368,7 @@ class UploadResult:
         local_handle: StreamStateHandle | None = None,
     ) -> UploadResult:
         """
-        Return the result for *change_set*, which is in *handle* at a payload offset.
+        Return the result for *change_set* in *handle* at a payload offset.
 
         Args:
             handle: The file or inline bytes.

@@ -52,7 +52,7 @@ class KeyGroupRange:
 
     @classmethod
     def empty(cls) -> KeyGroupRange:
-        """Return the range without any key group."""
+        """Return the range without key groups."""
         return cls(0, -1)
 
     @classmethod
@@ -76,7 +76,7 @@ class KeyGroupRange:
         return KeyGroupRange.of(max(self.start, other.start), min(self.end, other.end))
 
     def split(self, parts: int) -> tuple[KeyGroupRange, ...]:
-        """Return the ranges of *parts* tasks, or of fewer if there are fewer key groups."""
+        """Return the ranges of *parts* tasks, or fewer if there are fewer key groups."""
         if not len(self):
             return (self,)
         return tuple(

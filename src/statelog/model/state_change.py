@@ -1,5 +1,5 @@
 """
-Changes of state: one by one, and in columns.
+State changes, one by one and in columns.
 
 A record has no number of its own; a *change set* has one.  Ranges of numbers are half-open.
 Between the append and the file, changes travel as columns: an integer array of key groups and an
@@ -57,7 +57,7 @@ class SequenceNumber:
         return value if isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
 
     def next(self) -> SequenceNumber:
-        """Return the number after this one; raises `UsageError` at the end of the range."""
+        """Return the next number; raises `UsageError` at the end of the range."""
         return SequenceNumber(self.value + 1)
 
     def __int__(self) -> int:
@@ -123,13 +123,13 @@ class StateChange(NamedTuple):
 
     @classmethod
     def of_data_change(cls, key_group: int, value: bytes) -> StateChange:
-        """Return a change of a key group, which is at least 0; raises `UsageError`."""
+        """Create a change in a key group >= 0; raises `UsageError`."""
         key_group = whole_number(key_group, "key_group", low=0, high=INT32_MAX)
         return cls(key_group, instance(value, "value", bytes, "bytes"))
 
     @classmethod
     def of_metadata_change(cls, value: bytes) -> StateChange:
-        """Return a metadata change, which belongs to no key group; raises `UsageError`."""
+        """Create a metadata change, which does not belong to a key group; raises `UsageError`."""
         return cls(METADATA_KEY_GROUP, instance(value, "value", bytes, "bytes"))
 
 
@@ -151,7 +151,7 @@ class ChangeBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Sum of the lengths of all values."""
+        """Total length of all values."""
         return value_bytes(self.values)
 
     def __iter__(self) -> Iterator[StateChange]:
@@ -161,7 +161,7 @@ class ChangeBatch:
 
 class ChangeRows(ChangeBatch):
     """
-    A batch of few changes, kept as rows.
+    A small batch of changes, stored as rows.
 
     As columns, one change takes more than a kilobyte.  Each access to a column builds it again.
     """
@@ -187,7 +187,7 @@ class ChangeRows(ChangeBatch):
 
     @property
     def size_bytes(self) -> int:
-        """Sum of the lengths of all values."""
+        """Total length of all values."""
         return sum(map(len, self.rows_values))
 
     def __len__(self) -> int:
@@ -200,7 +200,7 @@ class ChangeRows(ChangeBatch):
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class StateChangeSet:
     """
-    The changes of one writer between two cuts; the unit that is numbered, uploaded and truncated.
+    A writer's changes between two cuts: the unit of numbering, upload and truncation.
 
     Args:
         log_id: Number of the writer within its storage.
@@ -260,7 +260,7 @@ class StateChangeSet:
 def _batched(changes: object) -> tuple[tuple[ChangeBatch, ...], int]:
     """Return checked changes as batches, and their size in bytes."""
     if not isinstance(changes, Iterable):
-        raise refused("changes", "changes, one after another", changes)
+        raise refused("changes", "an iterable of changes", changes)
     pairs = [_checked_pair(change) for change in changes]
     size_bytes = sum(len(value) for _, value in pairs)
     kind = pa.large_binary() if size_bytes > INT32_MAX else pa.binary()
@@ -286,7 +286,7 @@ def _checked_pair(change: object) -> tuple[int, bytes]:
 
 def joined_values(arrays: Sequence[pa.Array]) -> pa.Array:
     """
-    Return the values of some arrays one after another.
+    Concatenate the values of arrays.
 
     The result is `large_binary` where one of them is, or where 32-bit offsets are too small.
     """
@@ -301,7 +301,7 @@ def joined_values(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def value_bytes(values: pa.Array) -> int:
-    """Return the summed lengths of an array of text or binary data, in constant time."""
+    """Return the total length of a string or binary array's values, in constant time."""
     if len(values) == 0:
         return 0
     width = np.int64 if pa.types.is_large_binary(values.type) else np.int32

@@ -1,5 +1,5 @@
 """
-How an option is declared, named, read and rejected.
+Declare, name, parse and reject options.
 
 A field of a dataclass declares an option by `option`: name, kind, default, range, and where it may
 be set.  Its text is the entry of the field in `Args:` of the class.  The names, the parsers, the
@@ -38,7 +38,7 @@ Values: TypeAlias = dict[str, tuple["Option", object, str]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """
-    What is declared of one option.
+    The declaration of one option.
 
     Args:
         name: Its name as users type it, after the section.
@@ -72,17 +72,17 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its name with the section."""
+        """The option's name with its section."""
         return f"{self.section}.{self.name}" if self.section else self.name
 
     @property
     def other_keys(self) -> tuple[str, ...]:
-        """Its other names."""
+        """The option's other names."""
         return tuple(f"{also}{self.name}" if also.endswith(".") else also for also in self.also)
 
     @property
     def bounds(self) -> str:
-        """Its range, after what its values are."""
+        """The option's range, as text that follows the kind."""
         bounds = {"at least": self.least, "at most": self.most}
         texts = [
             f"{word} {describe_size(bound) if self.kind is SIZE else f'{bound:,}'}"
@@ -93,11 +93,11 @@ class Option:
 
     @property
     def described_values(self) -> str:
-        """What its values are, for documentation."""
+        """The option's kind of values, for documentation."""
         return self.values or f"{self.kind.name}{self.bounds}"
 
     def parse(self, value: object, name: str = "") -> object:
-        """Return *value* in the type of the option."""
+        """Parse *value* to the type of the option."""
         name = name or self.key
         parsed = self.kind.parse(value, name, self.bounds)
         if not self._allows(parsed):
@@ -138,7 +138,7 @@ def options_of(kind: type[DataclassInstance], section: str = "") -> tuple[Option
 
 
 def describe_values(kind: type, options: Mapping[str, Option]) -> None:
-    """Put what the values of each option are before its text in the docstring of a class."""
+    """Add the kind of each option to its text in a class's docstring."""
     for name, declared in options.items():
         if kind.__doc__ is not None:  # it is None under python -OO
             text = f"\n        {name}: "
@@ -147,7 +147,7 @@ def describe_values(kind: type, options: Mapping[str, Option]) -> None:
 
 
 def check_fields(options: DataclassInstance) -> None:
-    """Check each field of an option class, which takes values and no text for them."""
+    """Check each field of an option class, which accepts values but not text."""
     for declared in options_of(type(options)):
         field = declared.field
         value = getattr(options, declared.field)
@@ -162,7 +162,7 @@ def check_fields(options: DataclassInstance) -> None:
 @dataclass(frozen=True, slots=True)
 class Names:
     """
-    Options by all their names.
+    The options by all their names.
 
     Args:
         plain: Returns a name without what does not count in it, such as letter case.
@@ -175,7 +175,7 @@ class Names:
     advice: str
 
     def find(self, key: str) -> Option:
-        """Return the option that *key* names."""
+        """Return the option with the name *key*."""
         if (declared := self.by_name.get(self.plain(key))) is not None:
             return declared
         near = nearest(self.plain(key), self.by_name)
@@ -184,14 +184,14 @@ class Names:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the one of *names* that *name* is probably a misspelling of, or ""."""
+    """Return the entry of *names* that *name* probably misspells, or ""."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.7)), "")
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
     """
-    A key of Flink's without an option here.
+    A Flink key without a statelog option.
 
     Args:
         keys: Its spellings.
@@ -219,7 +219,7 @@ class ForeignKey:
 
 
 def read(entries: Iterable[Entry], find: Callable[[str], Option | ForeignKey]) -> Values:
-    """Read what one place sets."""
+    """Parse the settings of one place."""
     values: Values = {}
     for key, value, origin in entries:
         try:
@@ -230,7 +230,7 @@ def read(entries: Iterable[Entry], find: Callable[[str], Option | ForeignKey]) -
             if declared.key in values:
                 before = values[declared.key][2]
                 raise InvalidOptionsError(
-                    f"{declared.key} is set a second time; remove it here or from {before}"
+                    f"{declared.key} is set twice; remove it here or from {before}"
                 )
         except InvalidOptionsError as error:
             facts = error.facts | {"key": key, "origin": origin}
@@ -254,7 +254,7 @@ def store_options(entries: Iterable[Entry]) -> tuple[list[Entry], dict[str, obje
 def build(
     kind: type[OptionsT], values: Values, section: str = "", /, **other_fields: object
 ) -> OptionsT:
-    """Make a class of options from the values of its section."""
+    """Create an option class from the values of its section."""
     chosen = {
         declared.field: (value, origin)
         for declared, value, origin in values.values()

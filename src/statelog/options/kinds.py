@@ -1,4 +1,4 @@
-"""The kinds of values of options: how text and Python values are read, and what an error says."""
+"""The kinds of option values: how to parse text and Python values, and their errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Kind(Generic[T_co]):
     shows_value: bool = True
 
     def parse(self, value: object, name: str, bounds: str = "") -> T_co:
-        """Return *value* in the type of this kind."""
+        """Parse *value* to the type of this kind."""
         try:
             return self.read(value)
         except UsageError as error:
@@ -54,7 +54,7 @@ class Kind(Generic[T_co]):
     def refused(
         self, value: object, name: str, bounds: str, advice: str = ""
     ) -> InvalidOptionsError:
-        """Return the error for a wrong value; *advice* is a sentence on what to do."""
+        """Return the error for a wrong value; *advice* says what to do."""
         is_shown = self.shows_value and isinstance(value, _PLAIN)
         text = f"{value!r:.100}" if is_shown else f"a {type(value).__name__}"
         expected = f"{name} must be {self.form or self.name}{bounds}, not {text}"
@@ -110,7 +110,7 @@ def _ratio(value: object) -> float:
 
 
 def read_duration(value: object, bare_unit: str = "ms") -> dt.timedelta:
-    """Return a duration from a `timedelta`, a number, "10 ms" or "PT0.01S"."""
+    """Parse a duration from a `timedelta`, a number, "10 ms" or "PT0.01S"."""
     if isinstance(value, dt.timedelta):
         return value
     text = value.strip() if isinstance(value, str) else str(_whole(value))
@@ -174,7 +174,7 @@ def _word(value: object) -> str:
 
 
 def choice(*values: T) -> Kind[T]:
-    """Return the kind of a few words, in any letter case, or of the members of an enum."""
+    """Return the kind for a choice of words, case-insensitive, or of enum members."""
     by_word = {_word(value): value for value in values}
     *first, last = [f'"{word}"' for word in by_word]
     return Kind(f"{', '.join(first)} or {last}", lambda value: by_word[_word(value)])
@@ -189,7 +189,7 @@ AS_GIVEN: Final[Kind[Any]] = Kind("any value", _as_given)
 
 
 def describe_size(value: int) -> str:
-    """Return a number of bytes as text for an option."""
+    """Format a number of bytes for an option."""
     for unit, length in (("mb", MIB), ("kb", KIB)):
         if value and value % length == 0:
             return f"{value // length} {unit}"

@@ -1,5 +1,5 @@
 """
-Options as values: plain, typed, with their units in the name or the type.
+Options as typed values, with units in the name or the type.
 
 There is one class for each component that takes options.  Each field declares an option, once: see
 `declaration.py`; a new field needs no other place.  The defaults are Flink 2.3.0's unless a comment
@@ -42,7 +42,7 @@ from statelog.options.kinds import (
 )
 
 RETAINED_MAX: Final = 1 << 16
-"""Checkpoints that one location retains: the record of each lists them."""
+"""Maximum checkpoints that a location retains; each record lists them."""
 
 _CHANGELOG: Final = ("state.changelog.", "state.backend.changelog.")
 _DFS: Final = (*(f"{prefix}dstl.dfs." for prefix in _CHANGELOG), "dstl.dfs.")
@@ -61,7 +61,7 @@ _NO_COPIES: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangelogOptions:
     """
-    How changes are batched, uploaded, retried and held back.
+    How to batch, upload, retry and throttle changes.
 
     Args:
         base_path: Root of the changelog files, where it is not given in code.
@@ -243,7 +243,7 @@ class StreamOptions:
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
     """
-    Bounds of the log, and of what one micro-batch writes in snapshots.
+    Limits for the log, and for the snapshots that one micro-batch writes.
 
     Args:
         log_to_snapshot_ratio: The log may grow to this many times the size of the state before
@@ -270,7 +270,7 @@ class SnapshotPolicy:
 @dataclass(frozen=True, slots=True)
 class StateOptions:
     """
-    Where a worker of a query keeps its state.
+    Where a query's worker stores its state.
 
     Args:
         backend: auto: in memory while it fits into `memoryBudget`, else on the host's disk. memory:
@@ -294,7 +294,7 @@ class StateOptions:
 @dataclass(frozen=True, slots=True)
 class LocalRecoveryOptions:
     """
-    Whether files are copied to local disk, and where.
+    Whether and where to copy files to local disk.
 
     `FsStateChangelogStorage.from_options` and `LocalRecoveryConfig.of` read them.
 
@@ -343,7 +343,7 @@ class LocalRecoveryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """All options, section by section; made by `load_options`."""
+    """All options by section, as loaded by `load_options`."""
 
     changelog: ChangelogOptions = field(default_factory=ChangelogOptions)
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
@@ -400,19 +400,19 @@ FOREIGN: Final = (
         _of_changelog("periodic-materialize.interval"),
         DURATION,
         None,
-        "snapshots are written when the log has grown, not by the clock",
+        "snapshots are written when the log has grown, not at fixed times",
     ),
     ForeignKey(
         _of_changelog("max-failures-allowed"),
         COUNT,
         None,
-        "a failed snapshot fails no micro-batch and is tried again later",
+        "a failed snapshot does not fail the micro-batch and is retried later",
     ),
     ForeignKey(
         tuple(f"{prefix}upload.buffer-size" for prefix in (*_DFS, "changelog.", "")),
         SIZE,
         None,
-        "a file is put whole, so that no stream has to be buffered",
+        "a file is written in one piece, so no stream is buffered",
     ),
     ForeignKey(
         (f"{_EXECUTION}max-concurrent-checkpoints",),
@@ -432,17 +432,17 @@ _FOREIGN_KEYS: Final = {key: foreign for foreign in FOREIGN for key in foreign.k
 
 
 def plain_key(key: str) -> str:
-    """Return a key in lower case, with "_" for each separator."""
+    """Convert a key to lower case, with "_" for each separator."""
     return key.strip().lower().replace(".", "_").replace("-", "_")
 
 
 def variable_of(key: str) -> str:
-    """Return the environment variable of a key of ours."""
+    """Return the environment variable for a statelog key."""
     return "STATELOG_" + plain_key(key).upper()
 
 
 def _by_name() -> dict[str, Option]:
-    """Return the options by all plain names; without a section it is the first option's."""
+    """Return the options by all plain names; a name without a section is the first option's."""
     by_name = {
         plain_key(key): declared
         for declared in OPTIONS
@@ -459,7 +459,7 @@ _NAMES: Final = Names(plain_key, _by_name(), "docs/reference/options.md lists al
 
 
 def find_option(key: str) -> Option | ForeignKey:
-    """Return the option that *key* names: ours, Flink's, or a name without its section."""
+    """Return the option for *key*: statelog's key, Flink's, or a name without its section."""
     return _FOREIGN_KEYS.get(key) or _NAMES.find(key)
 
 
@@ -468,6 +468,6 @@ def _find_of_changelog(key: str) -> Option | ForeignKey:
     if isinstance(declared, Option) and declared.section != "changelog":
         raise InvalidOptionsError(
             f"option {key!r} is in the section {declared.section}, not in this one; use `load_options`, "
-            "which takes the keys of all sections"
+            "which accepts the keys of all sections"
         )
     return declared

@@ -66,7 +66,7 @@ def load_options(
         form = "a mapping of keys to values"
         arguments.instance(settings, "settings", Mapping, form, error=InvalidOptionsError)
     if yaml_file is not None and yaml_text is not None:
-        raise InvalidOptionsError("give YAML as a file or as text, not both")
+        raise InvalidOptionsError("pass YAML as a file or as text, not both")
     places = (
         ((key, value, "the defaults") for key, value in (defaults or {}).items()),
         _from_yaml(yaml_file, yaml_text),
@@ -99,7 +99,7 @@ def _from_spark(conf: Mapping[str, str] | Iterable[tuple[str, str]]) -> Iterator
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Entry]:
-    """Yield what the environment sets."""
+    """Yield the settings in the environment."""
     variables = {variable_of(declared.key): declared.key for declared in OPTIONS}
     endings = [name.removeprefix(_VARIABLE_PREFIX) for name in variables]
     sections = tuple(variable_of(f"{section}.") for section in SECTIONS.values())
@@ -197,5 +197,5 @@ def task_defaults(memory_budget: int = MEMORY_BUDGET) -> dict[str, object]:
 
 
 def task_options() -> Options:
-    """Return the options of a query where nothing is set."""
+    """Return the options of a query without settings."""
     return load_options(task_defaults(), environ={})

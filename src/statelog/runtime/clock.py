@@ -42,7 +42,7 @@ def wall_clock_ms() -> int:
 
 
 def utc_time(milliseconds: int) -> dt.datetime | None:
-    """Return a stored time since 1970 in UTC; None if the calendar, years 1 to 9999, lacks it."""
+    """Convert a stored time since 1970 to UTC; None if it is outside the years 1 to 9999."""
     try:
         return _EPOCH + dt.timedelta(milliseconds=milliseconds)
     except OverflowError:
@@ -63,7 +63,7 @@ class Stopwatch:
 
     def lap(self, phase: str) -> None:
         """
-        End a phase, and begin the next.
+        End a phase, and start the next.
 
         A name that is repeated adds up.
         """
@@ -78,17 +78,17 @@ class Stopwatch:
 
 class IdSource(Protocol):
     """
-    Makes unique names and random fractions.
+    Generates unique names and random fractions.
 
     Thread: any.
     """
 
     def new_id(self) -> str:
-        """Return a name that no other process ever returns; usable as a file name."""
+        """Return a globally unique name that can be used as a file name."""
         ...
 
     def fraction(self) -> float:
-        """Return a number in [0, 1) that spreads retries."""
+        """Return a number in [0, 1) to spread retries."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Close several parts, each of them even if another one fails."""
+"""Close several parts, even if closing one of them fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def close_all(*closes: Callable[[], object]) -> None:
                 late = error if first is None else first
                 first = error
             if late is not first:
-                _log.warning("another part failed while it was closed: %r", late)
+                _log.warning("closing a further part failed: %r", late)
     if first is not None:
         raise first
 
@@ -46,11 +46,11 @@ def close_after(error: BaseException | None, close: Callable[[], object]) -> Non
     try:
         close()
     except Exception as late:
-        error.add_note(f"closing failed too: {type(late).__name__}: {late}")
+        error.add_note(f"closing also failed: {type(late).__name__}: {late}")
 
 
 class ClosesAtExit(Protocol):
-    """A part that the end of a `with` block closes."""
+    """A part that is closed at the end of a `with` block."""
 
     __slots__ = ()
 

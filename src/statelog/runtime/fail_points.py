@@ -1,5 +1,5 @@
 """
-Named places where a crash test kills the process.
+Named points where a crash test kills the process.
 
 `STATELOG_FAIL_POINTS="after-upload:3"` sends SIGKILL to the process when it reaches `after-upload`
 for the third time; several points are separated by commas.  An unarmed fail point costs one lookup
@@ -27,7 +27,7 @@ def parse_fail_points(text: str) -> dict[str, int]:
         name, separator, count = point.partition(":")
         if not name or not separator or not count.isdigit() or int(count) < 1:
             raise InvalidOptionsError(
-                f"{VARIABLE}={text!r}: {point!r} is not valid; write name:count with count >= 1"
+                f"{VARIABLE}={text!r}: {point!r} is not valid; use name:count with count >= 1"
             )
         armed[name] = int(count)
     return armed

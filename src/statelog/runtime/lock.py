@@ -1,5 +1,5 @@
 """
-The one lock of a storage, and the process that it belongs to.
+The single lock of a storage, and the process that owns it.
 
 Under the lock run `core.handle` and the shell's own bookkeeping, nothing else.  Calls to stores,
 callbacks, futures, logs and metrics follow after its release.  The only wait is `wait_for`, which
@@ -77,13 +77,13 @@ class OwningProcess:
         self._generation = LINEAGE.generation
 
     def check(self) -> None:
-        """Refuse a child of the owning process."""
+        """Raise in a child of the owning process."""
         if self._generation != LINEAGE.generation:
             raise inherited_error(self._what, self._generation)
 
 
 def inherited_error(what: str, generation: int) -> StoreError:
-    """Return the error that refuses *what*, inherited over a fork."""
+    """Return the error for *what* that a forked process inherited."""
     return StoreError(
         f"{what} belongs to process {LINEAGE.pids[generation]} and cannot be used in process "
         f"{os.getpid()}, which inherited it over a fork without its threads; open a new storage "
@@ -158,7 +158,7 @@ class ThreadLock(_RLock):
 
     def __enter__(self) -> bool:
         if self._is_owned():
-            raise InvariantError("a lock of the changelog storage is acquired by its holder")
+            raise InvariantError("a thread acquired a lock of the changelog storage twice")
         try:
             return self.acquire()
         except BaseException:
@@ -173,7 +173,7 @@ class ThreadLock(_RLock):
         return super().acquire(blocking, timeout)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Release the lock until a notification; return whether there was one in time."""
+        """Release the lock until a notification; return whether it came in time."""
         waiter = threading.Lock()
         waiter.acquire()
         self._waiters.append(waiter)
@@ -222,7 +222,7 @@ class ThreadLock(_RLock):
 
 
 class ReentrantThreadLock(ThreadLock):
-    """A `ThreadLock` that one thread may acquire more than once; it must not wait then."""
+    """A `ThreadLock` that one thread may acquire repeatedly, but then without waiting."""
 
     __slots__ = ()
 

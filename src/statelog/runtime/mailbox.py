@@ -1,5 +1,5 @@
 """
-Mailboxes: commands of other threads, run by the thread that owns the mailbox.
+Mailboxes: the owning thread runs commands of other threads.
 
 A writer with a mailbox runs the callbacks of its persists there, so that a callback may use what
 belongs to the owner's thread without a lock.
@@ -25,12 +25,12 @@ Command = Callable[[], object]
 T = TypeVar("T")
 
 _LONGEST_WAIT_S: Final = 1e9
-"""Longer waits would overflow what the system takes."""
+"""Longer waits would overflow the system's limit."""
 
 
 @runtime_checkable
 class MailboxExecutor(Protocol):
-    """Runs commands later, one after another, on the thread of an owner."""
+    """Runs commands later, one after another, on the owner's thread."""
 
     def execute(self, command: Command, description: str = "") -> None:
         """
@@ -84,7 +84,7 @@ class TaskMailbox(ClosesAtExit):
                 self._commands.append((command, description))
                 self._changed.notify_all()
                 return
-        raise ClosedError("the mailbox is closed; its owner runs no further commands")
+        raise ClosedError("the mailbox is closed; its owner does not run further commands")
 
     def drain(self) -> int:
         """
@@ -136,7 +136,7 @@ class TaskMailbox(ClosesAtExit):
 
     def close(self) -> None:
         """
-        Run the commands that wait, and refuse later ones.
+        Run the waiting commands, and reject later ones.
 
         Every command runs, also after one that fails.  A second call does nothing.
 
@@ -155,7 +155,7 @@ class TaskMailbox(ClosesAtExit):
         close_all(*(command for command, _ in commands))
 
     def _condition(self, until: Callable[[], bool] | Future[T]) -> Callable[[], bool]:
-        """Return a function that says whether *until* holds; a future wakes the owner."""
+        """Return a function that tells whether *until* holds; a future wakes the owner."""
         if isinstance(until, Future):
             Future.add_done_callback(until, self._wake)
             return until.done

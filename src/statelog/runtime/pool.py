@@ -1,5 +1,5 @@
 """
-Blocking work on threads: a pool of a few, and threads that end with their calls.
+Run blocking work on a pool of threads, or on threads that end with their calls.
 
 The threads of a pool start on demand.  If one of them hangs, `add_spare_thread` lets the pool use
 one of a fixed number of spare threads.  If all of them hang too, `starved` is true, and work waits.
@@ -31,11 +31,11 @@ _Job = tuple[Callable[[], object], Done]
 _log = logging.getLogger("statelog")
 
 SPARE_THREADS: Final = 8
-"""Threads in addition to the configured ones that work while those hang."""
+"""Spare threads that work while the configured threads hang."""
 
 
 class Pool(Protocol):
-    """Runs blocking work while the caller goes on."""
+    """Runs blocking work while the caller continues."""
 
     def submit(
         self, work: Callable[[], T], done: Callable[[T, BaseException | None], None]
@@ -50,11 +50,11 @@ class Pool(Protocol):
         ...
 
     def add_spare_thread(self) -> None:
-        """Count a hung thread, and use a spare one, if there is one."""
+        """Count a hung thread, and use a spare thread if one is available."""
         ...
 
     def starved(self) -> bool:
-        """Return whether work waits and every thread, spare ones included, hangs."""
+        """Return whether work is waiting and every thread, including spare ones, hangs."""
         ...
 
     def remove_spare_thread(self) -> None:
@@ -62,7 +62,7 @@ class Pool(Protocol):
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Refuse new work, fail waiting work, and wait *timeout_s* for running work."""
+        """Reject new work, fail waiting work, and wait *timeout_s* for running work."""
         ...
 
 
@@ -81,7 +81,7 @@ class PoolFuture(Future[T]):
         self._mailbox = mailbox
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call *fn* with this future at its end, or at once after it."""
+        """Call *fn* with this future when it completes, or at once if it is complete."""
         callbacks = self._callbacks
         if callbacks is None or self.done():
             super().add_done_callback(fn)
@@ -100,11 +100,13 @@ class PoolFuture(Future[T]):
         try:
             mailbox.execute(partial(fn, self), "a callback of a persist")
         except Exception as error:  # each callback is called exactly once
-            _log.warning("a mailbox refused a callback, which runs on a callback thread: %s", error)
+            _log.warning(
+                "a mailbox rejected a callback, which runs on a callback thread instead: %s", error
+            )
             call_later(callbacks, fn, self)
 
     def fail(self, error: BaseException) -> None:
-        """End the future with *error*; one that has ended only wakes its waiters again."""
+        """Fail the future with *error*; if it has ended, only wake its waiters again."""
         try:
             self.set_exception(error)
         except InvalidStateError:
@@ -147,7 +149,7 @@ class ThreadPool:
             self._refuse(refused, self._no_thread_error())
 
     def add_spare_thread(self) -> None:
-        """Count a hung thread, and use a spare one, if there is one."""
+        """Count a hung thread, and use a spare thread if one is available."""
         with self._changed:
             self._hung += 1
             refused = self._assign()
@@ -159,7 +161,7 @@ class ThreadPool:
             self._hung -= 1
 
     def starved(self) -> bool:
-        """Return whether work waits and every thread, spare ones included, hangs."""
+        """Return whether work is waiting and every thread, including spare ones, hangs."""
         with self._changed:
             if not self._jobs or self._idle or self._threads > self._hung:
                 return False
@@ -169,7 +171,7 @@ class ThreadPool:
         return starved
 
     def close(self, timeout_s: float) -> None:
-        """Refuse new work, fail waiting work, and wait *timeout_s* for running work."""
+        """Reject new work, fail waiting work, and wait *timeout_s* for running work."""
         with self._changed:
             self._closed = True
             waiting = list(self._jobs)
@@ -208,7 +210,7 @@ class ThreadPool:
             try:
                 done(None, error)
             except BaseException:
-                _log.exception("%s: a callback failed; the others are called", self._name)
+                _log.exception("%s: a callback failed; the other callbacks still run", self._name)
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(f"{self._name}: closed before this work began; open a new storage")
@@ -269,7 +271,7 @@ def call_later(pool: Pool, function: Callable[[T], object], argument: T) -> None
         try:
             function(argument)
         except BaseException:
-            _log.exception("a callback failed; the others are called")
+            _log.exception("a callback failed; the other callbacks still run")
 
     pool.submit(_nothing, call)
 
@@ -286,7 +288,7 @@ _START_S: Final = 5.0
 
 
 def together(calls: Sequence[Callable[[], T]], *, at_one_moment: bool = False) -> list[T]:
-    """Return the results of *calls* in their order."""
+    """Return the results of *calls* in order."""
     threads = min(len(calls), CALLS_MAX)
     start = threading.Barrier(threads) if at_one_moment else None
     pool = ThreadPoolExecutor(threads, thread_name_prefix="statelog-request")
@@ -322,7 +324,7 @@ def in_background(work: Callable[[], T], name: str) -> Future[T]:
 
 class Poller:
     """
-    Calls *poll* on a daemon thread of its own, from the construction until `close`.
+    Calls *poll* on a dedicated daemon thread, from construction until `close`.
 
     Thread: `close` from any, also from *poll*.
     """
@@ -344,7 +346,7 @@ class Poller:
 
     def close(self, timeout_s: float) -> bool:
         """
-        Stop calling, and wait for a call under way; further calls do nothing.
+        Stop calling, and wait for a running call; further calls do nothing.
 
         Returns:
             Whether the thread has ended.

@@ -1,5 +1,5 @@
 """
-The clock, ids, lock, timers and pools of one storage, in one value.
+Bundle the clock, ids, lock, timers and pools of one storage.
 
 A simulation passes a virtual clock, seeded ids and pools without threads; the packages above do not
 change.  Real timers are a heap of deadlines and one thread, which starts at the first timer.
@@ -27,7 +27,7 @@ class Timer(Protocol):
     """A scheduled callback."""
 
     def cancel(self) -> None:
-        """Prevent the callback from being started; it may be running already."""
+        """Prevent the callback from starting; it may already be running."""
         ...
 
 
@@ -43,7 +43,7 @@ class Timers(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop all timers.  Later ones are accepted and never fire.  May be called twice."""
+        """Drop all timers.  Later timers are accepted but never fire.  May be called twice."""
         ...
 
 
@@ -59,7 +59,7 @@ class _Entry:
         return (self.at_ns, self.order) < (other.at_ns, other.order)
 
     def cancel(self) -> None:
-        """Prevent the callback from being started."""
+        """Prevent the callback from starting."""
         self.callback = None
 
 
@@ -163,7 +163,7 @@ class Runtime:
     callback_pool: Pool = field(default_factory=_callback_pool)
 
     def close(self, timeout_s: float) -> None:
-        """Stop timers and pools; running work has *timeout_s* to end."""
+        """Stop timers and pools; running work has *timeout_s* to finish."""
         close_all(
             self.timers.close,
             lambda: self.upload_pool.close(timeout_s),
@@ -173,7 +173,7 @@ class Runtime:
 
 
 def system_runtime(*, upload_threads: int = 5, discard_threads: int = 1) -> Runtime:
-    """Return a runtime of real clocks and threads, which start on demand."""
+    """Return a runtime with real clocks and with threads that start on demand."""
     clock = SystemClock()
     return Runtime(
         clock=clock,

@@ -64,12 +64,12 @@ from statelog.spark.stream.recorded_plan import RecordedPlan
 from statelog.spark.stream.stateful_stream import GroupedStatefulStream, StatefulStream
 
 DEFAULT_OPERATOR_ID = "transform_with_state"
-"""Name of the first operator of a query that is given none."""
+"""Default name of a query's first operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorArguments:
-    """Spark's own arguments of the operator, and how its input gets keys."""
+    """Spark's own arguments of the operator, and how its input is keyed."""
 
     grouped: GroupedData
     processor: AnyProcessor
@@ -207,7 +207,7 @@ def transform_with_state_in_pandas(
 def stateful_frame(
     arguments: OperatorArguments, face: Face, settings: OperatorSettings
 ) -> DataFrame:
-    """Return the output of a stateful operator, with the errors of `transform_with_state`."""
+    """Return a stateful operator's output; raises like `transform_with_state`."""
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
@@ -259,7 +259,7 @@ def stateful_frame(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an operator stands: its session, the operators before it, and the settings there."""
+    """The context of an operator: its session, the operators before it, and their settings."""
 
     session: SparkSession
     client: Client
@@ -289,7 +289,7 @@ def _place(arguments: OperatorArguments, settings: OperatorSettings, time_mode: 
 def _declared(
     processor: AnyProcessor, place: _Place, source: KeyedInput, time_mode: str
 ) -> Declared:
-    """Run `init` of the processor, and return what it declares."""
+    """Run the processor's `init`, and return its declarations."""
     declared = declared_by(
         processor,
         place.settings.operator_id or _operator_id(place.before),
@@ -305,13 +305,13 @@ def _declared(
 def _has_all_columns(
     arguments: OperatorArguments, source: KeyedInput, settings: QuerySettings
 ) -> bool:
-    """Return whether the tasks get all columns, and not only those that the processor reads."""
+    """Return whether tasks get all columns, not only those that the processor reads."""
     is_chosen = settings.input_columns != AUTO
     return is_chosen or arguments.keys.reduction is not None or source.has_all_columns
 
 
 def _with_event_time(output: StructType, name: str | None, source: KeyedInput) -> StructType:
-    """Return the output with its column of event time marked, if it has one."""
+    """Return the output, with its event time column marked if it has one."""
     if name is None:
         return output
     check_output_column(name, output, has_watermark=source.facts.has_watermark)
@@ -321,7 +321,7 @@ def _with_event_time(output: StructType, name: str | None, source: KeyedInput) -
 def _chain(
     grouped: GroupedData, settings: OperatorSettings
 ) -> tuple[tuple[OperatorDefinition, ...], dict[str, object]]:
-    """Return the operators before this one in its query, and the settings of the query."""
+    """Return the operators before this operator in its query, and the query's settings."""
     if not isinstance(grouped, GroupedStatefulStream):
         return (), dict[str, object](settings)
     before = grouped.operators
@@ -329,7 +329,7 @@ def _chain(
 
 
 def _to_read(arguments: OperatorArguments, face: Face, settings: QuerySettings) -> ColumnsToRead:
-    """Return what tells the columns that the processor and its event time need."""
+    """Return a function for the columns that the processor and its event time need."""
     chosen = settings.input_columns
     is_timed = arguments.time_mode.lower() == "eventtime"
     if chosen == AUTO and settings.keeps_rows:
@@ -354,7 +354,7 @@ def _input(
     key_groups: KeyGroupRange,
     to_read: ColumnsToRead,
 ) -> KeyedInput:
-    """Return the input of an operator with its keys: of the query, or of the operator before it."""
+    """Return an operator's keyed input: the query's input or the previous operator's output."""
     grouped = arguments.grouped
     upstream = grouped if isinstance(grouped, GroupedStatefulStream) else None
     shape = grouped if upstream is None else upstream.shape
@@ -372,18 +372,18 @@ def _input(
 def _check_chain(
     before: Sequence[OperatorDefinition], time_mode: str, settings: QuerySettings
 ) -> None:
-    """Check that an operator can follow *before* in one query."""
+    """Check that an operator can follow the operators *before* in one query."""
     others = time_mode_of(before)
     if "none" not in (time_mode, others) and time_mode != others:
         raise UsageError(
-            f"timeMode is {time_mode} here and {others} at an operator before this one: the timers of one "
-            "query have one time. Give all operators with timers the same timeMode, or run this one "
-            "as a query of its own"
+            f"timeMode is {time_mode} for this operator but {others} for an earlier operator. All timers of a "
+            "query share one time: set the same timeMode for all operators with timers, or run this operator "
+            "as a separate query"
         )
     if before and settings.max_parallelism != before[-1].max_parallelism:
         raise UsageError(
-            f"maxParallelism is {settings.max_parallelism} here and {before[-1].max_parallelism} at the "
-            "operator before this one; it applies to the whole query"
+            f"maxParallelism is {settings.max_parallelism} for this operator but "
+            f"{before[-1].max_parallelism} for the previous operator; it must be the same for the whole query"
         )
     groups = (len(before) + 1) * settings.max_parallelism
     if before and groups > MAX_PARALLELISM_LIMIT:
@@ -399,7 +399,7 @@ def _operator_id(before: Sequence[OperatorDefinition]) -> str:
 
 
 def client_of(session: SparkSession) -> Client:
-    """Return the functions for a session of its kind."""
+    """Return the functions for this kind of session."""
     if not is_connect(session):
         return _CLASSIC
     refuse_before((4, 0), "a session of Spark Connect")

@@ -25,10 +25,10 @@ from statelog.spark.rows.spark_versions import refuse_before
 _log = logging.getLogger("statelog.spark")
 
 _SESSIONS: Final = "__statelog_sessions__"
-"""Sessions that are enabled, by id, and what each gives to every operator."""
+"""Enabled sessions by id, with the observers that each passes to its operators."""
 _Sessions = dict[str, dict[str, object]]
 _CHOSEN: Final = "__statelog_chosen__"
-"""Sessions that were enabled or disabled, or warned of."""
+"""Sessions that were enabled, disabled or warned about."""
 _ADDED: Final = "__statelog_added__"
 
 
@@ -85,7 +85,7 @@ def enable(
 
 def disable(spark: SparkSession) -> None:
     """
-    Run `transformWithState` of a session on Spark's own state again.
+    Run a session's `transformWithState` on Spark's own state again.
 
     Running queries are not affected.
 
@@ -107,7 +107,7 @@ def disable(spark: SparkSession) -> None:
 
 
 def _grouped_data(session: SparkSession) -> type:
-    """Return the class of what `groupBy` returns in a session."""
+    """Return the class of the objects that `groupBy` returns in a session."""
     if not is_connect(session):
         return GroupedData
     refuse_before((4, 0), "a session of Spark Connect")
@@ -124,12 +124,12 @@ def _id_of(session: SparkSession) -> str:
 
 
 def _missing(name: str) -> Callable[..., DataFrame]:
-    """Return what a session that is not enabled calls, where Spark lacks the method (3.5, 4.0)."""
+    """Return the method for sessions that are not enabled if Spark lacks it (3.5, 4.0)."""
 
     def method(self: GroupedData, *args: object, **kwargs: object) -> DataFrame:
         raise UsageError(
-            f"this version of Spark has no {name} of its own: call statelog.spark.enable with this session, so "
-            "that it runs on statelog"
+            f"this version of Spark does not have {name}: call statelog.spark.enable(spark) to "
+            "run it on statelog"
         )
 
     setattr(method, _ADDED, True)
@@ -139,7 +139,7 @@ def _missing(name: str) -> Callable[..., DataFrame]:
 def _switch(
     original: Callable[..., DataFrame], operator: Callable[..., DataFrame]
 ) -> Callable[..., DataFrame]:
-    """Return a method that calls *operator* in enabled sessions only."""
+    """Return a method that calls *operator* only in enabled sessions."""
     sessions: _Sessions = {}
     chosen: set[str] = set()
 
@@ -150,9 +150,9 @@ def _switch(
         if uuid not in chosen:
             chosen.add(uuid)
             _log.warning(
-                "this session is not enabled, so %s runs on Spark's own state, while another session of "
-                "this process is enabled. A session of newSession() needs enable(session) of its own; "
-                "disable(session) says that Spark's state is meant",
+                "this session is not enabled, so %s runs on Spark's own state, while a different session in "
+                "this process is enabled. Call enable(session) for each newSession(); "
+                "call disable(session) if Spark's state is intended",
                 original.__name__,
             )
         if uuid not in sessions:

@@ -1,4 +1,4 @@
-"""The extensions of the engine: one row for each, in the order in which the engine calls them."""
+"""List the engine's extensions in the order in which the engine calls them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Loaded = TypeVar("_Loaded")
 
 class ExtensionRow(NamedTuple):
     """
-    An extension; each part of it is `module:name`, and is imported at its first use.
+    An extension; each part is a `module:name` that is imported at its first use.
 
     Args:
         name: The key of its parts in the specs and the answers of tasks.
@@ -81,7 +81,7 @@ CONNECT_CLIENT: Final = "statelog.extensions.connect.client:CONNECT"
 
 def loaded(path: str, kind: type[_Loaded]) -> _Loaded:
     """
-    Return what `module:name` names, which is imported at its first use.
+    Import the object that `module:name` names at its first use, and return it.
 
     Raises if it is not a *kind*.
     """
@@ -93,7 +93,7 @@ def loaded(path: str, kind: type[_Loaded]) -> _Loaded:
 
 
 def row_of_call(method: str) -> ExtensionRow | None:
-    """Return the extension that adds a method to the handle of a processor; None for none."""
+    """Return the extension that adds a method to the handle of a processor, or None."""
     return next((row for row in EXTENSIONS if method in row.calls), None)
 
 
@@ -110,5 +110,5 @@ class ExtendedHandle:
         return call
 
     def _call_of(self, row: ExtensionRow, method: str) -> Callable[..., object]:
-        """Return a method that an extension adds; raises `UsageError` where it cannot be called."""
-        raise UsageError(f"{method}(): call it in init()")
+        """Return a method that an extension adds, which raises `UsageError` outside `init`."""
+        raise UsageError(f"{method}() can be called only in init()")

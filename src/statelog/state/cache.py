@@ -1,5 +1,5 @@
 """
-What a process keeps of the state of an operator, and how it is brought forward.
+Cache an operator's state in a process, and update it to newer checkpoints.
 
 It is a cache.  Each key group may be missing, or be at another checkpoint than the one a task
 starts from.  `StateCache.catch_up` brings a range to that checkpoint from the cheapest source: what
@@ -24,7 +24,7 @@ from statelog.state.encoding.changes import OperatorCodec
 from statelog.store import ObjectStore
 
 ABSENT: Final = -2
-"""The version of a key group that is not held."""
+"""The version of a key group that is not in memory."""
 
 WritesT = TypeVar("WritesT", covariant=True)
 
@@ -32,7 +32,7 @@ WritesT = TypeVar("WritesT", covariant=True)
 @dataclass(slots=True)
 class CatchUp:
     """
-    Count what one `catch_up` did, for the report of a batch.
+    Counts the work of one `catch_up`, for a batch's report.
 
     Args:
         folded: Key groups brought forward by what their own attempt staged.
@@ -51,7 +51,7 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Staged(Generic[WritesT]):
-    """What an attempt of a task wrote, kept until it is known whether it was committed."""
+    """A task attempt's writes, stored until it is known whether they were committed."""
 
     checkpoint_id: int
     base_id: int
@@ -78,7 +78,7 @@ class StateCache(ABC, Generic[WritesT]):
         committed: Collection[str],
         load: Callable[[], tuple[ObjectStore, ChangelogStateBackendHandle]],
     ) -> CatchUp:
-        """Bring the key groups of *key_group_range* to checkpoint *base_id*."""
+        """Update the key groups in *key_group_range* to checkpoint *base_id*."""
         caught_up = CatchUp()
         # 1. Settle the attempts of this process: those that made *base_id* are folded in.
         self._end_attempt()
@@ -120,7 +120,7 @@ class StateCache(ABC, Generic[WritesT]):
         key_group_range: KeyGroupRange,
         caught_up: CatchUp,
     ) -> None:
-        """Read the snapshots of *handle* that bring the key groups forward."""
+        """Read the snapshots of *handle* that update the key groups."""
         for snapshot, key_groups, old in snapshots_ahead(handle, key_group_range, self.version):
             data = read_materialized(store, snapshot)
             caught_up.restored += 1
@@ -162,7 +162,7 @@ class StateCache(ABC, Generic[WritesT]):
 
     @abstractmethod
     def _fold(self, staged: Staged[WritesT], key_groups: Sequence[int]) -> None:
-        """Apply what a committed attempt wrote to *key_groups*."""
+        """Apply a committed attempt's writes to *key_groups*."""
 
     @abstractmethod
     def _bring_forward(
@@ -172,7 +172,7 @@ class StateCache(ABC, Generic[WritesT]):
         key_group_range: KeyGroupRange,
         caught_up: CatchUp,
     ) -> None:
-        """Restore snapshots and replay the log, where a key group is older than *handle*."""
+        """Restore snapshots and replay the logfor key groups that are older than *handle*."""
 
     @abstractmethod
     def _insert(
@@ -182,11 +182,11 @@ class StateCache(ABC, Generic[WritesT]):
 
     @abstractmethod
     def _end_attempt(self) -> None:
-        """End what an attempt has begun that was not staged."""
+        """End an attempt's work that was not staged."""
 
     @abstractmethod
     def _bound(self) -> int:
-        """Keep to the limit of memory; return how many blocks were put into columns."""
+        """Enforce the memory limit; return how many blocks were moved to columns."""
 
 
 AnyState: TypeAlias = "StateCache[object]"
@@ -197,7 +197,7 @@ def by_outcome(
     staged: Iterable[Staged[WritesT]], base_id: int, committed: Collection[str]
 ) -> tuple[list[Staged[WritesT]], list[Staged[WritesT]], list[Staged[WritesT]]]:
     """
-    Return the attempts that made checkpoint *base_id*, earlier ones, and later ones.
+    Return the attempts of checkpoint *base_id*, earlier attempts, and later attempts.
 
     Those that were meant for it and are not in *committed* failed, and are in no list.
     """
@@ -221,7 +221,7 @@ def snapshots_ahead(
     version_of: Callable[[int], int],
 ) -> Iterator[tuple[MaterializedHandle, KeyGroupRange, list[int]]]:
     """
-    Yield the snapshots that bring a state forward.
+    Yield the snapshots that update a state.
 
     Returns:
         Each snapshot with its key groups in *key_group_range*, and which of them are older.
@@ -241,7 +241,7 @@ def logs_ahead(
     key_group_range: KeyGroupRange,
     version_of: Callable[[int], int],
 ) -> Iterator[tuple[ChangelogStateHandle, KeyGroupRange, set[int]]]:
-    """Yield the parts of the log that bring a state forward, as `snapshots_ahead` does."""
+    """Yield the parts of the log that update a state, like `snapshots_ahead`."""
     last = -1
     lowest = _lowest(key_group_range, version_of)
     for log in handle.log:

@@ -1,5 +1,5 @@
 """
-State as dicts: the tables, what a micro-batch changes in them, their memory and their expiry.
+State as dict tables: a micro-batch's changes to them, their memory and their expiry.
 
 State is kept in dicts, one per variable and key group, at a *version*: the checkpoint up to which
 they are complete.  A micro-batch never writes into them.  It fills an *overlay* of deltas, which is
@@ -53,7 +53,7 @@ class KeyGroupState:
         self.expiry_due_ms = -1
 
     def fold(self, overlay: Overlay) -> None:
-        """Bring the tables forward by *overlay*."""
+        """Apply *overlay* to the tables."""
         for state_id, deltas in enumerate(overlay):
             if deltas:
                 self.folded += len(deltas)
@@ -66,11 +66,11 @@ class KeyGroupState:
                 kind.rules.remove(table, key)
 
     def timers_due(self, state_id: int, until_ms: int) -> Iterator[tuple[int, Key]]:
-        """Yield (time, key) of the folded timers up to *until_ms*, unordered."""
+        """Yield (time, key) of the applied timers up to *until_ms*, unordered."""
         return timer_table(self.tables[state_id]).due(until_ms)
 
     def first_timer(self, state_id: int, changed: Collection[Key]) -> int | None:
-        """Return the earliest folded timer of keys not in *changed*, or None."""
+        """Return the earliest applied timer of keys not in *changed*, or None."""
         return timer_table(self.tables[state_id]).first(changed)
 
 
@@ -106,12 +106,12 @@ class MemoryLimits:
     def __post_init__(self) -> None:
         if self.budget_bytes < LEAST_BUDGET or self.dict_rows < 0:
             raise InvalidOptionsError(
-                f"memoryBudget is at least 64 MiB ({LEAST_BUDGET} bytes); got {self.budget_bytes}"
+                f"memoryBudget must be at least 64 MiB ({LEAST_BUDGET} bytes); got {self.budget_bytes}"
             )
 
     @classmethod
     def unbounded(cls) -> MemoryLimits:
-        """Return limits within which all state stays in dict tables."""
+        """Return limits that keep all state in dict tables."""
         return cls(sys.maxsize, sys.maxsize)
 
     @property
@@ -138,7 +138,7 @@ class MemoryLimits:
 @dataclass(frozen=True, slots=True)
 class StateBackendConfig:
     """
-    Choose where a worker keeps its state.
+    Where a worker stores its state.
 
     Args:
         kind: "auto": dict tables while they fit into the budget, then columns in files of the host;
@@ -184,7 +184,7 @@ def block_sizes(groups: Mapping[int, KeyGroupState]) -> dict[int, int]:
 
 
 def choose_blocks(sizes: Mapping[int, int], limit: int) -> list[int]:
-    """Return the blocks to put into columns, to keep to *limit*."""
+    """Return the blocks to move to columns so that *limit* holds."""
     total = sum(sizes.values())
     chosen = []
     # The largest first, so that few blocks are rewritten.
@@ -219,7 +219,7 @@ def _size(value: object) -> int:
 
 
 def blocks(key_group_range: KeyGroupRange) -> Iterator[KeyGroupRange]:
-    """Yield the range in the pieces that are rewritten together."""
+    """Yield the range in pieces that are rewritten together."""
     start = key_group_range.start
     while start <= key_group_range.end:
         end = min(start // BLOCK * BLOCK + BLOCK - 1, key_group_range.end)
@@ -243,7 +243,7 @@ def choose_groups(
     candidates: Mapping[int, tuple[int, int]], credit: int, now_ms: int
 ) -> tuple[list[int], int]:
     """
-    Return the key groups to look through now, and the credit left.
+    Return the key groups to scan now, and the remaining credit.
 
     The longest due are first.  A key group too large for the credit waits until enough is saved up,
     so that the work of many small batches is as bounded as the work of large ones.
@@ -263,7 +263,7 @@ def choose_groups(
 
 
 class IncrementalExpiry:
-    """Remove expired entries from the tables, a bounded part in each batch."""
+    """Removes expired entries from the tables, a bounded number in each batch."""
 
     def __init__(self, kinds: Sequence[StateKind], ttls_ms: Sequence[int | None]) -> None:
         expiring = [
@@ -276,7 +276,7 @@ class IncrementalExpiry:
         self._credit = 0
 
     def expire(self, groups: Mapping[int, KeyGroupState], now_ms: int) -> int:
-        """Look through some of *groups* and return how many entries were removed."""
+        """Scan some of *groups* and return how many entries were removed."""
         if not self._expiring or now_ms < 0:
             return 0
         candidates = {}
@@ -306,7 +306,7 @@ class IncrementalExpiry:
 
 
 def _remove_expired(table: Table, kind: AnyKind, until_ms: int) -> tuple[int, int | None]:
-    """Remove what expired by *until_ms*; return how many, and the next expiry."""
+    """Remove entries that expired by *until_ms*; return their number and the next expiry."""
     times_of = kind.expiry_times
     live = kind.live_cell
     removed = 0
@@ -333,7 +333,7 @@ def _remove_expired(table: Table, kind: AnyKind, until_ms: int) -> tuple[int, in
 
 
 def without_expired(table: Table, kind: StateKind, now_ms: int) -> Table:
-    """Return *table* without what expired long before *now_ms*; it stays as it is."""
+    """Return a copy of *table* without entries that expired long before *now_ms*."""
     until_ms = now_ms - CLOCK_STEP_MS
     live = kind.rules.live_cell
     cells = ((key, live(cell, until_ms)) for key, cell in table.items())

@@ -1,5 +1,5 @@
 """
-State as Python objects, which one process holds for processors of Rows.
+State as Python objects in one process, for processors of Rows.
 
 Small state is kept in dict tables.  State beyond the memory budget is kept in runs of columns (see
 `statelog.state.columnar.sorted_run`), in files of the host where these are allowed.  A task then
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Writes:
-    """What an attempt wrote: its overlays, and the runs that their keys were moved out of."""
+    """An attempt's writes: its overlays, and the runs that contained their keys."""
 
     overlays: dict[int, Overlay]
     runs: dict[int, SortedRun]
@@ -98,7 +98,7 @@ class KeyedState(StateCache[_Writes]):
 
     def prepare(self, keys: Mapping[int, Iterable[Key]]) -> None:
         """
-        Make keys, by key group, ready to be read and changed.
+        Prepare keys, by key group, for reads and changes.
 
         Every key that an overlay will hold must be passed here, or be found by `prepare_due` or
         `prepare_all`, before it is read.
@@ -107,18 +107,18 @@ class KeyedState(StateCache[_Writes]):
 
     def borrow(self, keys: Mapping[int, Iterable[Key]]) -> None:
         """
-        Make keys ready as `prepare` does, until `give_back`.
+        Prepare keys like `prepare`, until `give_back`.
 
         For a task with more keys than memory, which drops their changes in between.
         """
         self._runs.borrow(keys)
 
     def give_back(self) -> None:
-        """Return borrowed keys to the columns; no fold may have changed them."""
+        """Return borrowed keys to the columns; no change may have been applied to them."""
         self._runs.give_back()
 
     def prepare_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
-        """Make the keys ready that have a timer at or before *until_ms*."""
+        """Prepare the keys that have a timer at or before *until_ms*."""
         self._runs.move_due(key_group_range, state_id, until_ms)
 
     def first_timer_in_columns(
@@ -128,12 +128,12 @@ class KeyedState(StateCache[_Writes]):
         return self._runs.first_timer(key_group_range, state_id, after_ms)
 
     def prepare_all(self, key_group_range: KeyGroupRange) -> None:
-        """Make all keys ready; they must fit into memory."""
+        """Prepare all keys, which must fit into memory."""
         self._runs.move_all(key_group_range)
 
     @property
     def is_columnar(self) -> bool:
-        """Whether some state is in columns, so that `prepare` has something to do."""
+        """Whether any state is in columns, so that `prepare` is needed."""
         return bool(self._runs.by_group)
 
     def entry_count(self, key_group_range: KeyGroupRange) -> int:
@@ -148,11 +148,11 @@ class KeyedState(StateCache[_Writes]):
         return [sum(map(len, self.groups[kg].tables)) for kg in key_group_range]
 
     def object_count(self) -> int:
-        """Return the number of entries in dict tables, of all key groups."""
+        """Return the number of entries in the dict tables of all key groups."""
         return sum(len(table) for group in self.groups.values() for table in group.tables)
 
     def table(self, key_group_range: KeyGroupRange) -> pa.Table:
-        """Return all state of these key groups in the columns of a snapshot."""
+        """Return all state of these key groups in snapshot columns."""
         return self._runs.table(key_group_range)
 
     def snapshot(
@@ -179,7 +179,7 @@ class KeyedState(StateCache[_Writes]):
         return parquet_of(tables())
 
     def end_snapshot(self, snapshot: MaterializedHandle) -> None:
-        """Record the file that the bytes of `snapshot` were written to."""
+        """Record the file to which the bytes of `snapshot` were written."""
         self._runs.end_snapshot(path_of(snapshot), snapshot.checkpoint_id)
 
     def version(self, key_group: int) -> int:
@@ -192,7 +192,7 @@ class KeyedState(StateCache[_Writes]):
         return ABSENT if group is None else group.version
 
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Record the checkpoint of key groups, and the handle or snapshot applied last."""
+        """Record the checkpoint of key groups, and the last applied handle or snapshot."""
         for key_group in key_groups:
             self.groups[key_group].version = checkpoint_id
             if applied:

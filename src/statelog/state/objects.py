@@ -25,14 +25,14 @@ from statelog.state.kinds import Deltas, Entry, Key, ListDelta, MapDelta, StateK
 from statelog.state.kinds.timer import holds_time
 
 MISSING: Final[Any] = object()
-"""What a look-up returns for a key that an overlay does not have; None there is a removal."""
+"""The result of a look-up for a key that is not in an overlay; None means removed."""
 
 ReduceFunction = Callable[[Any, Any], Values]
-"""Makes one value of two; must be associative."""
+"""Combines two values into one; must be associative."""
 
 
 class _NoKey(Table):
-    """Refuse reads and writes where no key is current, in place of table and overlay."""
+    """Rejects reads and writes without a current key, in place of table and overlay."""
 
     def _refuse(self, *_arguments: object) -> NoReturn:
         raise UsageError(
@@ -59,7 +59,7 @@ class Cursor:
         self._bound: list[BoundState] = []
 
     def bind(self, state: BoundState) -> None:
-        """Make *state* follow this cursor."""
+        """Attach *state* to this cursor."""
         self._bound.append(state)
         if self.group is not None:
             state.enter(self.group, self.overlay)
@@ -72,7 +72,7 @@ class Cursor:
             state.enter(group, overlay)
 
     def leave(self) -> None:
-        """Refuse reads and writes until `enter`, without a current key."""
+        """Reject reads and writes until `enter`, because there is no current key."""
         self.group = None
         self.overlay = []
         for state in self._bound:
@@ -80,7 +80,7 @@ class Cursor:
 
 
 class BoundState:
-    """Share what all state objects need: the current key's table and overlay."""
+    """The base of all state objects: the current key's table and overlay."""
 
     kind: ClassVar[StateKind]
 
@@ -99,11 +99,11 @@ class BoundState:
 
     @classmethod
     def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
-        """Return the object of a variable, given the variable's codec."""
+        """Create the object of a variable from its codec."""
         return cls(cursor, state_id, codec.value, codec.descriptor.ttl_ms)
 
     def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
-        """Use the table of *group* under *overlay*."""
+        """Use the table of *group* below *overlay*."""
         self._base = group.tables[self._state_id]
         self._overlay = overlay[self._state_id]
 
@@ -141,7 +141,9 @@ class ValueState(BoundState):
     def update(self, newValue: Values) -> None:  # noqa: N803  # Spark's name: it may be in a call
         """Set the value; raises `UsageError` if it does not fit the schema."""
         if newValue is None:
-            raise UsageError("a value state takes a tuple, not None; use clear()")
+            raise UsageError(
+                "a value state requires a tuple, not None; to remove the value, use clear()"
+            )
         self._overlay[self._cursor.key] = self._normalize(newValue)
 
     def clear(self) -> None:
@@ -163,9 +165,11 @@ class ExpiringValueState(ValueState):
         return stored[1] if self._copy is None else self._copy(stored[1])
 
     def update(self, newValue: Values) -> None:  # noqa: N803  # Spark's name
-        """Set the value and start its time again."""
+        """Set the value and restart its time to live."""
         if newValue is None:
-            raise UsageError("a value state takes a tuple, not None; use clear()")
+            raise UsageError(
+                "a value state requires a tuple, not None; to remove the value, use clear()"
+            )
         self._overlay[self._cursor.key] = (self._expires(), self._normalize(newValue))
 
 
@@ -192,7 +196,7 @@ class ListState(BoundState):
         return self._normalize(value)
 
     def get(self) -> Iterator[Values]:
-        """Return an iterator over the elements as they are now."""
+        """Return an iterator over the current elements."""
         elements = self._stored()
         return iter(elements) if self._copy is None else map(self._copy, elements)
 
@@ -212,7 +216,7 @@ class ListState(BoundState):
         self._delta().tail.append(self._element(value))
 
     def append_all(self, values: Iterable[Values]) -> None:
-        """Append several elements; nothing changes if one does not fit the schema."""
+        """Append several elements; nothing changes if a value does not fit the schema."""
         elements = [self._element(value) for value in values]
         self._delta().tail.extend(elements)
 
@@ -251,9 +255,9 @@ class MapState(BoundState):
 
     @classmethod
     def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
-        """Return the object of a variable, given the variable's codec."""
+        """Create the object of a variable from its codec."""
         if codec.user_key is None:
-            raise InvariantError("a map state has a map key")
+            raise InvariantError("a map state requires a map key")
         return cls(cursor, state_id, codec.value, codec.user_key, codec.descriptor.ttl_ms)
 
     def _stored(self, user_key: Values) -> Entry | None:
@@ -314,7 +318,7 @@ class MapState(BoundState):
         entries[key] = entry
 
     def remove(self, user_key: Values) -> None:
-        """Remove the value under *user_key*, if there is one."""
+        """Remove the value under *user_key*, if it exists."""
         self._delta().entries[self._normalize_key(user_key)] = None
 
     def iterator(self) -> Iterator[tuple[Values, Values]]:
@@ -378,7 +382,7 @@ class Timers(BoundState):
             bisect.insort(self._own(), time_ms)
 
     def delete(self, time_ms: int) -> None:
-        """Remove a timer, if there is one."""
+        """Remove a timer, if it exists."""
         if self.contains(time_ms):
             times = self._own()
             del times[bisect.bisect_left(times, time_ms)]
@@ -394,14 +398,14 @@ class Timers(BoundState):
 
 class AggregateFunction(Protocol):
     """
-    Aggregate values in an accumulator, which is a tuple of the state's schema.
+    Aggregates values in an accumulator, which is a tuple of the state's schema.
 
     No method may keep or change its arguments; each returns a new accumulator or result.
     Source: Flink's AggregateFunction.
     """
 
     def create_accumulator(self) -> Values:
-        """Return the accumulator of no values."""
+        """Return the initial accumulator."""
         ...
 
     def add(self, value: Any, accumulator: Any) -> Values:
@@ -413,7 +417,7 @@ class AggregateFunction(Protocol):
         ...
 
     def merge(self, first: Any, second: Any) -> Values:
-        """Return the accumulator of the values in both."""
+        """Merge two accumulators."""
         ...
 
 
@@ -427,7 +431,9 @@ class ReducingState:
     def add(self, value: Values) -> None:
         """Reduce *value* into the stored value; raises `UsageError` if it does not fit."""
         if value is None:
-            raise UsageError("a reducing state takes a tuple, not None; use clear()")
+            raise UsageError(
+                "a reducing state requires a tuple, not None; to remove the value, use clear()"
+            )
         before = self._value.get()
         self._value.update(value if before is None else self._reduce(before, value))
 
@@ -445,7 +451,7 @@ class ReducingState:
 
 
 class AggregatingState:
-    """One accumulator per key, stored in a `ValueState`, and its result."""
+    """One accumulator per key, stored in a `ValueState`, with its result."""
 
     def __init__(self, value: ValueState, function: AggregateFunction) -> None:
         self._value = value
@@ -459,7 +465,7 @@ class AggregatingState:
         self._value.update(self._function.add(value, before))
 
     def merge(self, accumulator: Values) -> None:
-        """Add the values of another *accumulator*."""
+        """Merge the values of a second *accumulator*."""
         before = self._value.get()
         merged = accumulator if before is None else self._function.merge(before, accumulator)
         self._value.update(merged)

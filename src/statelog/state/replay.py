@@ -1,5 +1,5 @@
 """
-Replay of the log into the tables: one change after another, or many at once in columns.
+Replay the log into the tables, change by change or many changes at once in columns.
 
 For variables whose deltas replace the whole cell (see `Kind.replaces`), the state after a replay
 is, for each key, the last delta.  With keys sorted by their hash that is one pass over columns,
@@ -45,7 +45,7 @@ _NO_ROW: Final = -1
 
 
 def can_replay_columns(codec: OperatorCodec) -> bool:
-    """Return whether every change of the operator replaces what was there."""
+    """Return whether every change of the operator replaces the previous state."""
     return all(codec.states[state_id].kind.replaces for state_id in codec.live)
 
 
@@ -138,7 +138,7 @@ class _ChangedRows:
 
 
 def _taken(column: pa.Array, rows: RowNumbers) -> pa.Array:
-    """Return the cells at *rows*; null for none."""
+    """Return the cells at *rows*; null for missing cells."""
     return column.take(pa.array(rows, mask=rows == _NO_ROW))
 
 
@@ -176,7 +176,7 @@ class _Distinct(NamedTuple):
 def _distinct_keys(
     layout: RowLayout, key_groups: npt.NDArray[np.int32], keys: Sequence[pa.Array]
 ) -> _Distinct | None:
-    """Return the distinct keys; None if two different keys of a key group have one hash."""
+    """Return the distinct keys; None if two keys of a key group have the same hash."""
     hashes = layout.hashes(keys)
     # Stable, so that the row of the state comes first, then the changes in the order of the log.
     order = order_of(key_groups, hashes, stable=True)
@@ -199,7 +199,7 @@ def _distinct_keys(
 def _same_keys(
     layout: RowLayout, keys: Sequence[pa.Array], order: RowNumbers, again: RowNumbers
 ) -> bool:
-    """Return whether each row at *again* and its next row have one key."""
+    """Return whether each row at *again* has the same key as the next row."""
     if not len(again):
         return True
     before = pa.array(order[again])
@@ -221,7 +221,7 @@ _FOLDED_SHARE = 0.125
 
 
 class ReplayTarget(Protocol):
-    """What a replay brings forward; `KeyedState` is one."""
+    """The state that a replay updates, such as `KeyedState`."""
 
     groups: dict[int, KeyGroupState]
     codec: OperatorCodec
@@ -230,16 +230,16 @@ class ReplayTarget(Protocol):
 
     @property
     def is_columnar(self) -> bool:
-        """Whether some state is in columns, so that `prepare` has something to do."""
+        """Whether any state is in columns, so that `prepare` is needed."""
 
     def prepare(self, keys: Mapping[int, Iterable[Key]]) -> None:
-        """Make keys, by key group, ready to be changed."""
+        """Prepare keys, by key group, for changes."""
 
     def version(self, key_group: int) -> int:
         """Return the checkpoint of a key group."""
 
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Record the checkpoint of key groups, and the handle applied last."""
+        """Record the checkpoint of key groups, and the last applied handle."""
 
 
 class Replay:
@@ -263,7 +263,7 @@ class Replay:
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
     ) -> None:
-        """Replay the log of *handle* that the state does not have."""
+        """Replay the log of *handle* that the state has not applied yet."""
         # A few changes are folded faster; sorting pays off for many.
         in_columns = self._is_long(handle.log)
         logs = list(logs_ahead(handle, key_group_range, self._state.version))
@@ -335,7 +335,7 @@ class Replay:
             self._state.groups[key_group].fold(overlay)
 
     def _flush(self) -> None:
-        """Apply pending changes, and note the versions reached."""
+        """Apply pending changes, and record the versions reached."""
         if not self._reached and not self._pending:
             return
         reached = self._reached
@@ -373,7 +373,7 @@ class Replay:
             self._light.append(run)
 
     def _settle(self) -> None:
-        """Make dict tables of a small state, and files of a large one."""
+        """Build dict tables from a small state, and files from a large state."""
         for run in self._light:
             key_groups = run.key_group_range
             if any(self._runs.by_group.get(kg) is not run for kg in key_groups):
@@ -388,7 +388,7 @@ class Replay:
 def changes_of(
     reader: ChangesReader, batch: pa.RecordBatch, key_groups: Collection[int]
 ) -> dict[int, Changes]:
-    """Return the changes of some key groups in a batch of the log, by state id."""
+    """Return the changes of some key groups in a log batch, by state id."""
     changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
     return _within(changes, key_groups)
 

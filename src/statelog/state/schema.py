@@ -1,5 +1,5 @@
 """
-The state schema of an operator: its key, its variables with their types, and how it may change.
+An operator's state schema: its key, its typed variables, and how it may change.
 
 The schema is stored next to the data in every changelog file and checkpoint, so that state can be
 read without the program that wrote it.  Types are Arrow types; no object is pickled.
@@ -55,7 +55,7 @@ TIMERS_NAME = "$timers"
 
 
 def is_added(name: str) -> bool:
-    """Return whether a variable is one that an extension adds, unknown to the processor."""
+    """Return whether an extension, not the processor, added a variable."""
     return name.startswith("$") and name != TIMERS_NAME
 
 
@@ -105,12 +105,12 @@ class StateDescriptor:
 
     @property
     def identity(self) -> tuple[str, int]:
-        """Name and generation; a later variable of the name has another."""
+        """Name and generation; a later variable with the same name has a different generation."""
         return self.name, self.since
 
     @property
     def kind_text(self) -> str:
-        """The kind as users call it."""
+        """The user's name for the kind."""
         return self.kind.value if self.aggregation is None else self.aggregation.value
 
     def to_json(self) -> JsonObject:
@@ -180,7 +180,7 @@ class OperatorStateSchema:
     deleted: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def state_id(self, name: str) -> int:
-        """Return the id of the variable *name*; raises `KeyError` if none is live."""
+        """Return the id of the variable *name*; raise `KeyError` if it is not live."""
         for index, state in enumerate(self.states):
             if state.name == name and not state.dropped:
                 return index
@@ -202,7 +202,7 @@ class OperatorStateSchema:
         try:
             if value["version"] != SCHEMA_VERSION:
                 raise IncompatibleFormatError(
-                    f"state schema has version {value['version']}; this statelog reads version "
+                    f"the state schema has version {value['version']}; this statelog reads version "
                     f"{SCHEMA_VERSION}. Nothing is damaged: use the statelog that wrote it"
                 )
             states = tuple(StateDescriptor.from_json(state) for state in value["states"])
@@ -225,7 +225,7 @@ class OperatorStateSchema:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> OperatorStateSchema:
-        """Build a schema from its JSON text; raises as `from_json`."""
+        """Build a schema from its JSON text; raises like `from_json`."""
         try:
             return cls.from_json(decode_json(data, _decoder))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -233,24 +233,24 @@ class OperatorStateSchema:
 
 
 def _check_unique(states: Iterable[StateDescriptor]) -> None:
-    """Check that no two variables have one identity, and no two live ones have one name."""
+    """Check that variables have unique identities, and live variables unique names."""
     seen: set[object] = set()
     for state in states:
         for mark in (state.identity,) if state.dropped else (state.identity, state.name):
             if mark in seen:
-                raise CorruptionError(f"a state schema has two variables {state.name!r}")
+                raise CorruptionError(f"a state schema contains two variables {state.name!r}")
             seen.add(mark)
 
 
 def _of_type(value: object, kind: type[T]) -> T:
-    """Return *value* if it is of a type; a `bool` is no `int`."""
+    """Return *value* if it has a type; a `bool` is not an `int`."""
     if type(value) is not kind:
         raise TypeError(f"{value!r:.100} is not a {kind.__name__}")
     return value
 
 
 def schema_text(*schemas: pa.Schema | None) -> str:
-    """Return names and types of schemas, with an arrow between schemas."""
+    """Format names and types of schemas, with an arrow between schemas."""
     present: Iterable[pa.Schema] = [schema for schema in schemas if schema is not None]
     return " -> ".join(
         ", ".join(f"{field.name} {field.type}" for field in schema) for schema in present
@@ -259,7 +259,7 @@ def schema_text(*schemas: pa.Schema | None) -> str:
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """
-    Return *schema* as files store it: every field may be null.
+    Return *schema* as files store it, with every field nullable.
 
     A key without a value has nulls even in the columns of a NOT NULL field.
     """
@@ -267,7 +267,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def stored_field(field: pa.Field) -> pa.Field:
-    """Return *field* as files store it: it and all inside of it may be null."""
+    """Return *field* as files store it, nullable at all levels."""
     return field.with_type(_stored_type(field.type)).with_nullable(True)
 
 
@@ -276,7 +276,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def with_fields(kind: pa.DataType, changed: Callable[[pa.Field], pa.Field]) -> pa.DataType:
-    """Return a type with the fields directly inside of it changed; a key of a map is never null."""
+    """Return a type with its direct fields changed; a map key is never null."""
     if pa.types.is_struct(kind):
         return pa.struct([changed(field) for field in kind])
     if pa.types.is_list(kind):
@@ -287,7 +287,7 @@ def with_fields(kind: pa.DataType, changed: Callable[[pa.Field], pa.Field]) -> p
 
 
 def stored_types(schema: pa.Schema) -> list[pa.DataType]:
-    """Return the types of the fields as files store them: by these, keys are of one kind."""
+    """Return the field types as files store them, which identify the kind of key."""
     types: list[pa.DataType] = stored_schema(schema).types
     return types
 
@@ -301,7 +301,7 @@ def field_since(field: pa.Field) -> int:
 
 
 def with_since(field: pa.Field, since: int) -> pa.Field:
-    """Return *field* with the generation that added it, in its metadata."""
+    """Add the generation that added *field* to its metadata."""
     return field.with_metadata({_SINCE: str(since).encode()} if since else None)
 
 
@@ -333,7 +333,7 @@ _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
 
 def undeclared(stored: OperatorStateSchema, declared: OperatorStateSchema) -> list[str]:
     """
-    Return the variables and fields that a checkpoint holds and a processor does not declare.
+    Return the variables and fields of a checkpoint that a processor does not declare.
 
     A field is named by its path: variable, field and inner fields with dots, `element` for the
     elements of an array, `value` for the values of a map.  Variables that the processor deletes are
@@ -377,7 +377,7 @@ def evolve(
     drop: Collection[str] = (),
 ) -> OperatorStateSchema:
     """
-    Return the schema of a job that declares *declared* and restarts from *stored*.
+    Return the schema for a job that declares *declared* and restarts from *stored*.
 
     Variables keep their ids, and new ones get the next ids.  Variables that the job no longer asks
     for are kept, unless it deletes them or *drop* names them.
@@ -387,7 +387,7 @@ def evolve(
     # 1. What cannot change: the operator, and the types and places of the key's columns.
     if stored_types(declared.key_schema) != stored_types(stored.key_schema):
         _refuse(
-            f"its key is ({schema_text(stored.key_schema)}), the query's is "
+            f"its key is ({schema_text(stored.key_schema)}), but the query's key is "
             f"({schema_text(declared.key_schema)}); key columns may only be renamed"
         )
     _check_order("its key", stored.key_schema, declared.key_schema)
@@ -425,13 +425,15 @@ def _evolved(
     old: StateDescriptor, new: StateDescriptor, generation: int, now_ms: int
 ) -> StateDescriptor:
     if new.kind is not old.kind or new.aggregation is not old.aggregation:
-        _refuse(f"state {old.name!r} is a {old.kind_text} state there, a {new.kind_text} here")
+        _refuse(
+            f"state {old.name!r} is a {old.kind_text} state there, but a {new.kind_text} state here"
+        )
     before = old.user_key_schema
     after = new.user_key_schema
     are_maps = before is not None and after is not None
     if are_maps and stored_types(before) != stored_types(after):
         _refuse(
-            f"state {old.name!r} has the map key ({schema_text(before)}) there, "
+            f"state {old.name!r} has the map key ({schema_text(before)}) there, but "
             f"({schema_text(after)}) here; its fields may only be renamed"
         )
     if before is not None and after is not None:
@@ -454,7 +456,7 @@ def _evolved(
 
 def moved_names(old: Sequence[str], new: Sequence[str]) -> list[str]:
     """
-    Return the names that two keys have at different places.
+    Return the names at different positions in two keys.
 
     Columns of a key are matched by their places, so that these would exchange values.
     """
@@ -464,8 +466,8 @@ def moved_names(old: Sequence[str], new: Sequence[str]) -> list[str]:
 def _check_order(what: str, old: pa.Schema, new: pa.Schema) -> None:
     if moved := moved_names(old.names, new.names):
         _refuse(
-            f"{what} is ({schema_text(old)}) there, ({schema_text(new)}) here: {', '.join(moved)} is at "
-            "another place, and columns of a key are matched by their places"
+            f"{what} is ({schema_text(old)}) there, but ({schema_text(new)}) here: {', '.join(moved)} is in "
+            "a different position, and key columns are matched by position"
         )
 
 
@@ -481,7 +483,7 @@ def _fields(
         if before is None:
             if not field.nullable:
                 _refuse(
-                    f"{where} is new and NOT NULL, but values from before have none: declare it nullable"
+                    f"{where} is new and NOT NULL, but earlier values do not have it: declare it nullable"
                 )
             fields.append(with_since(field, generation))
         else:
@@ -512,7 +514,7 @@ def _type(old: pa.DataType, new: pa.DataType, path: str, generation: int) -> pa.
     ):
         return new
     _refuse(
-        f"{path} is {old} there, {new} here; a type may only be widened so that no value loses a "
+        f"{path} is {old} there, but {new} here; a type may only be widened so that no value loses a "
         "digit"
     )
 
@@ -524,7 +526,7 @@ def _have_equal_keys(old: pa.MapType, new: pa.MapType) -> bool:
 
 def _refuse(reason: str) -> NoReturn:
     raise CheckpointError(
-        f"the state location cannot be used by this query: {reason}. Use another stateLocation, or "
-        "the processor that wrote this one",
+        f"the state location cannot be used by this query: {reason}. Use a different stateLocation, or "
+        "the processor that wrote this state",
         reason="incompatible",
     )

@@ -1,4 +1,4 @@
-"""The interface to object stores: local disk, memory, S3, GCS, Azure.  All paths are made here."""
+"""The interface to object stores on local disk, memory, S3, GCS and Azure, and their object names."""
 
 from typing import TYPE_CHECKING
 

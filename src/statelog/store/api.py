@@ -1,5 +1,5 @@
 """
-The operations that statelog needs of a store, and their guarantees.
+The operations that statelog requires from a store, and their guarantees.
 
 Names are relative to the root of the store, with "/" between parts.  Objects are immutable: a
 name is written once and never reused, so there is no operation that overwrites.
@@ -45,7 +45,7 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """Root of the store as a URL, to be shown: without secrets."""
+        """URL of the store's root for display, without secrets."""
         ...
 
     def put(self, path: str, data: Buffers) -> None:
@@ -68,7 +68,7 @@ class ObjectStore(Protocol):
         ...
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return *length* bytes from *start*; fewer only where the object ends."""
+        """Return *length* bytes from *start*; fewer only at the end of the object."""
         ...
 
     def head(self, path: str) -> ObjectInfo:
@@ -89,7 +89,7 @@ class ObjectStore(Protocol):
 
 
 class StoreWrapper:
-    """What a store that wraps another one leaves to it."""
+    """The operations that a wrapping store delegates."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -99,7 +99,7 @@ class StoreWrapper:
 
     @property
     def url(self) -> str:
-        """Root of the store as a URL, without secrets."""
+        """URL of the store's root, without secrets."""
         return self._store.url
 
     @property

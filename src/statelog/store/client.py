@@ -1,5 +1,5 @@
 """
-Make clients of obstore from a URL and options.
+Create obstore clients from a URL and options.
 
 Options are obstore's, in one flat table: of the store, of its HTTP client, of retries.  They
 are checked before they reach obstore, because some unknown keys make it end the thread.
@@ -34,16 +34,16 @@ _RETRY_KEYS: Final = ("max_retries", "retry_timeout")
 _CREDENTIAL_PROVIDER: Final = "credential_provider"
 
 _memory_stores: dict[str, Client] = {}
-"""Memory stores of this process by URL, so that two openings of one URL see the same objects."""
+"""In-memory stores of this process by URL, so that equal URLs share their objects."""
 
 
 def check_options(url: str, options: Mapping[str, object]) -> None:
-    """Refuse unknown options of the store at *url*."""
+    """Reject unknown options of the store at *url*."""
     _arguments(url, options)
 
 
 def request_policy(url: str, options: Mapping[str, object]) -> RequestPolicy | None:
-    """Return when requests to the store at *url* are repeated; None for local disk and memory."""
+    """Return when to retry requests to the store at *url*; None for local disk and memory."""
     kind = kind_of(url)
     if kind is None or not kind.is_remote:
         return None
@@ -75,7 +75,7 @@ def endpoint(url: str, options: Mapping[str, object]) -> str | None:
 
 
 def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
-    """Return obstore's client for a normalized URL; no server is contacted."""
+    """Return obstore's client for a normalized URL without contacting a server."""
     arguments = _arguments(url, options)
     try:
         root = local_path(url)
@@ -95,12 +95,12 @@ def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
 
 
 def forget_memory_store(url: str) -> None:
-    """Free the objects of a store in memory once no opened store has it."""
+    """Free an in-memory store's objects once no open store uses it."""
     _memory_stores.pop(url, None)
 
 
 def without_caches(options: Mapping[str, object]) -> dict[str, object]:
-    """Return *options* with a header that makes caches on the way ask the store."""
+    """Add a header to *options* that makes caches in between revalidate with the store."""
     others = {key: value for key, value in options.items() if key.lower() != "default_headers"}
     headers_option = next((value for key, value in options.items() if key not in others), None)
     headers = headers_option if isinstance(headers_option, Mapping) else {}
@@ -108,7 +108,7 @@ def without_caches(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
-    """Sort the flat options into the arguments of obstore."""
+    """Convert the flat options to obstore's arguments."""
     kind = kind_of(url)
     if kind is None or not kind.is_remote:
         if options:
@@ -169,7 +169,7 @@ def _unknown_key(kind: Scheme, name: str) -> str:
         hint = "the bucket or container is part of the URL"
     else:
         near = difflib.get_close_matches(_plain(kind, name), accepted, n=1)
-        listed = f"{kind.name}:// stores have {', '.join(sorted(accepted))}"
+        listed = f"{kind.name}:// stores accept {', '.join(sorted(accepted))}"
         hint = f"did you mean {near[0]!r}?" if near else listed
     return f"unknown store option {name!r}; {hint}"
 
@@ -198,7 +198,7 @@ def _client_options(
 
 
 def _servers(kind: Scheme, arguments: Mapping[str, object]) -> list[str]:
-    """Return the servers that the options name, or else the environment; the first one counts."""
+    """Return the servers in the options, or else in the environment; the first one counts."""
     servers = [str(arguments[key]) for key in kind.endpoint_keys if key in arguments]
     for prefix in reversed(kind.prefixes):
         if not servers:

@@ -1,5 +1,5 @@
 """
-A store that encrypts what it writes, and authenticates what it reads; its keys and bytes.
+A store that encrypts its writes and authenticates its reads.
 
 The store returns the sizes of the content.  Names, sizes and times of objects are not hidden.
 
@@ -58,15 +58,15 @@ class EncryptionKeys:
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         if not keys:
-            raise InvalidOptionsError("encryption needs at least one key")
+            raise InvalidOptionsError("encryption requires at least one key")
         for key_id, key in keys.items():
             if _ID.fullmatch(key_id) is None:
                 raise InvalidOptionsError(
-                    "an encryption key has an id of 1 to 32 letters, digits and ._-; this id has a different form"
+                    "the id of an encryption key must be 1 to 32 letters, digits and ._-"
                 )
             if len(key) != _KEY_BYTES:
                 raise InvalidOptionsError(
-                    f"the encryption key {key_id!r} has {len(key)} bytes; it needs {_KEY_BYTES}"
+                    f"the encryption key {key_id!r} is {len(key)} bytes long; it must be {_KEY_BYTES}"
                 )
         self._keys = {key_id: bytes(key) for key_id, key in keys.items()}
         self.current = next(iter(keys))
@@ -79,8 +79,8 @@ class EncryptionKeys:
         key = self._keys.get(key_id)
         if key is None:
             raise InvalidOptionsError(
-                f"{where} is encrypted with the key {key_id!r}, and the keys given are "
-                f"{', '.join(self._keys)}: add the key to them"
+                f"{where} is encrypted with the key {key_id!r}, but the available keys are "
+                f"{', '.join(self._keys)}: add that key"
             )
         return key
 
@@ -99,12 +99,12 @@ class EncryptionKeys:
                 key = b""
             if len(key) != _KEY_BYTES:
                 raise InvalidOptionsError(
-                    f"line {number} of {where} is not an encryption key: write id:base64 of "
-                    f"{_KEY_BYTES} bytes, such as `openssl rand -base64 32` prints"
+                    f"line {number} of {where} is not an encryption key: use id:base64 of "
+                    f"{_KEY_BYTES} bytes, such as the output of `openssl rand -base64 32`"
                 )
             keys[key_id.strip() or hashlib.sha256(key).hexdigest()[:8]] = key
         if not keys:
-            raise InvalidOptionsError(f"{where} has no encryption key")
+            raise InvalidOptionsError(f"{where} does not contain an encryption key")
         return cls(keys)
 
 
@@ -117,7 +117,7 @@ def load_keys(source: object) -> EncryptionKeys:
         text = os.environ.get(name)
         if text is None:
             raise InvalidOptionsError(
-                f"the environment variable {name} of the encryption is not set"
+                f"the environment variable {name} with the encryption keys is not set"
             )
         return EncryptionKeys.parse(text, f"the environment variable {name}")
     if isinstance(source, str) and kind == "file" and name:
@@ -128,7 +128,7 @@ def load_keys(source: object) -> EncryptionKeys:
             raise InvalidOptionsError(f"the encryption keys cannot be read: {error}") from error
     described = repr(source) if kind in ("env", "file") else f"an object of {type(source).__name__}"
     raise InvalidOptionsError(
-        f"the store option {OPTION} is {described}; give env:NAME, file:PATH or a function"
+        f"the store option {OPTION} is {described}; use env:NAME, file:PATH or a function"
     )
 
 
@@ -155,22 +155,22 @@ class ObjectCipher:
         header = bytes(header)
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
             raise CorruptionError(
-                f"{where} is not an encrypted object, and this location is opened with encryption "
-                "keys: another program wrote the object, or the location is not encrypted; "
-                "`statelog copy` makes an encrypted copy",
+                f"{where} is not an encrypted object, but this location was opened with encryption "
+                "keys: a different program wrote the object, or the location is not encrypted; "
+                "`statelog copy` creates an encrypted copy",
                 path=path,
             )
         _, length, key_id, _ = _HEADER.unpack(header)
         name = key_id[:length].decode("ascii", "replace")
         if length > len(key_id) or _ID.fullmatch(name) is None:
-            raise CorruptionError(f"{where} has a damaged encryption header", path=path)
+            raise CorruptionError(f"the encryption header of {where} is damaged", path=path)
         self._cipher = _cipher(keys.of(name, where), header)
         self._bound = header + path.encode()
         self._path = path
         self._where = where
 
     def decrypt(self, chunks: memoryview, first: int, *, ends: bool) -> bytes:
-        """Return the content of chunks that follow one another."""
+        """Return the content of consecutive chunks."""
         from cryptography.exceptions import InvalidTag
 
         step = CHUNK_BYTES + TAG_BYTES
@@ -183,7 +183,7 @@ class ObjectCipher:
             except (InvalidTag, ValueError) as error:
                 raise CorruptionError(
                     f"chunk {number} of {self._where} cannot be authenticated: the object was changed, "
-                    "cut off or exchanged, or a different key has the same id; restore the object "
+                    "truncated or exchanged, or a different key has the same id; restore the object "
                     "from a copy",
                     path=self._path,
                     offset=number * CHUNK_BYTES,
@@ -244,7 +244,7 @@ def _joined(pieces: Sequence[memoryview]) -> Buffer:
 
 
 def require_cryptography() -> None:
-    """Raise `RequirementError` if the package that encrypts is missing."""
+    """Raise `RequirementError` if the encryption package is missing."""
     extras.require("encryption", "encryption", "cryptography")
 
 
@@ -296,7 +296,7 @@ class EncryptedStore(StoreWrapper):
         return memoryview(read_verified(self._store, path, partial(self._decrypted, path)))
 
     def get_again(self, path: str) -> memoryview:
-        """Return the content of the whole object, read over a new connection and past caches."""
+        """Return the content of the whole object, over a new connection and bypassing caches."""
         return memoryview(self._decrypted(path, get_again(self._store, path)))
 
     def _decrypted(self, path: str, stored: memoryview) -> bytes:
@@ -319,7 +319,7 @@ class EncryptedStore(StoreWrapper):
             return self.get(path)[start : start + length]
 
     def head(self, path: str) -> ObjectInfo:
-        """Return size of the content and age of the object."""
+        """Return the content's size and the object's age."""
         return _of_content(self._store.head(path))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:

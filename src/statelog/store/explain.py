@@ -1,5 +1,5 @@
 """
-Explain the error of a store in one line, with advice.
+Explain a store's error in one line, with advice.
 
 Servers answer with pages of XML, and obstore adds internal details; of these, a message needs one
 code and one sentence.
@@ -33,7 +33,7 @@ _HINTS: Final = (
     ),
     (  # before the rights: that address, and a proxy before it, may answer 401 or 403
         _IDENTITY,
-        "no credentials were found, so the machine's own identity was tried: set them by "
+        "no credentials were found, so the machine's own identity was tried: set them as "
         "environment variables or store options, in this process",
     ),
     (
@@ -49,11 +49,11 @@ _HINTS: Final = (
     ),
     (
         ("AccessDenied", "403 Forbidden", "PermissionDenied"),
-        "the credentials lack permissions here: reading, writing, listing and deleting are needed",
+        "the credentials lack permissions here: reading, writing, listing and deleting are required",
     ),
     (
         ("PermanentRedirect", "AuthorizationHeaderMalformed", "301 Moved"),
-        "the bucket is in another region: set AWS_REGION or the option 'region'",
+        "the bucket is in a different region: set AWS_REGION or the option 'region'",
     ),
     (
         ("builder error", "URL scheme is not allowed"),
@@ -65,11 +65,11 @@ _HINTS: Final = (
     ),
     (
         ("conditional put is disabled",),
-        "commits need conditional puts: leave the option 'conditional_put' out",
+        "commits require conditional puts: omit the option 'conditional_put'",
     ),
     (
         ("os error 13", "Permission denied"),
-        "this process may not read and write there: check owner and mode of the folders",
+        "this process is not allowed to read and write there: check the folders' owner and mode",
     ),
     (("os error 20", "Not a directory"), "a part of the path is a file, not a folder"),
     (
@@ -86,7 +86,7 @@ _HINTS: Final = (
     (("os error 30", "Read-only file system"), "the file system is mounted read-only"),
     (
         ("Operation not permitted (os error 1)", "os error 95"),
-        "the file system has no hard links, which put-if-absent needs",
+        "the file system does not support hard links, which put-if-absent needs",
     ),
 )
 
@@ -117,7 +117,7 @@ def hint_for(text: str) -> str:
 
 
 def is_about_identity(text: str) -> bool:
-    """Return whether an error is that of the request for the machine's own identity."""
+    """Return whether an error comes from requesting the machine's own identity."""
     return any(mark in text for mark in _IDENTITY)
 
 

@@ -1,5 +1,5 @@
 """
-Stores through fsspec: HDFS, SFTP and others for which obstore has no client.
+Stores through fsspec, for HDFS, SFTP and others that obstore does not support.
 
 If a file system shows a file while it is written, an object is written under a temporary name and
 moved.  A commit needs the exclusive creation of a name, `open(mode="xb")`.  Most file systems of
@@ -45,7 +45,7 @@ FileInfo = Mapping[str, Any]
 
 
 class _FileSystem(Protocol):
-    """The methods used of `fsspec.AbstractFileSystem`."""
+    """The methods of `fsspec.AbstractFileSystem` that statelog uses."""
 
     protocol: str | Sequence[str]
     use_listings_cache: bool
@@ -63,7 +63,7 @@ class _FileSystem(Protocol):
 
 
 def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecStore:
-    """Return the store rooted at *location*; no request is sent before the first use."""
+    """Return the store rooted at *location*, without sending a request before first use."""
     scheme, separator, _ = location.partition("://")
     if not separator:
         return FsspecStore(normalize_url(location), dict(options))
@@ -75,7 +75,7 @@ def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecSto
 
 class FsspecStore:
     """
-    An `ObjectStore` over an fsspec file system.  Picklable: the copy opens its own.
+    An `ObjectStore` over an fsspec file system.  Picklable: the copy opens its own file system.
 
     An object is as durable as the file system makes it when a file is closed.  An object of
     `put_if_absent` may be visible while it is written; a reader detects that by the checksums that
@@ -96,24 +96,24 @@ class FsspecStore:
 
     @property
     def url(self) -> str:
-        """Root of the store as a URL, without secrets."""
+        """URL of the store's root, without secrets."""
         return redacted(self._location)
 
     @property
     def endpoint(self) -> str | None:
-        """The location and the servers that the options name; None for local disk and memory."""
+        """The location and the servers in the options; None for local disk and memory."""
         if self._is_on_disk or "memory" in self._protocols:
             return None
         return redacted(" ".join(("fsspec", self._location, *_servers(self._options))))
 
     @property
     def local_root(self) -> None:
-        """None: files are always accessed through the file system."""
+        """None, because files are always accessed through the file system."""
         return None
 
     @property
     def file_system(self) -> _FileSystem:
-        """The file system of fsspec."""
+        """The fsspec file system."""
         return self._open()[0]
 
     @property
@@ -137,14 +137,14 @@ class FsspecStore:
     def _name(self, path: str) -> str:
         parts = path.split("/")
         if not path or any(part in ("", ".", "..") for part in parts):
-            raise UsageError(f"{path!r} is not the name of an object", path=path)
+            raise UsageError(f"{path!r} is not an object name", path=path)
         if self._is_on_disk:
             check_links(self._root, path, self.url)
         return f"{self._root}/{path}"
 
     @property
     def _is_on_disk(self) -> bool:
-        """Whether the file system, or the one that it wraps, is local disk."""
+        """Whether the file system, or the file system that it wraps, is local disk."""
         file_system: Any = self.file_system
         while (wrapped := getattr(file_system, "fs", None)) is not None:
             file_system = wrapped
@@ -164,16 +164,16 @@ class FsspecStore:
             raise
         except FileExistsError as error:
             raise ObjectExistsError(
-                f"{where}: the object exists already", **facts
+                f"{where}: the object already exists", **facts
             ) from without_secrets(error)
         except (FileNotFoundError, IsADirectoryError) as error:
             if writes:
                 raise StoreError(
                     f"{where} failed: {one_line(error)}", **facts
                 ) from without_secrets(error)
-            raise ObjectNotFoundError(f"{where}: no such object", **facts) from without_secrets(
-                error
-            )
+            raise ObjectNotFoundError(
+                f"{where}: the object does not exist", **facts
+            ) from without_secrets(error)
         except Exception as error:  # file systems raise what their clients raise
             raise StoreError(f"{where} failed: {one_line(error)}", **facts) from without_secrets(
                 error
@@ -203,7 +203,7 @@ class FsspecStore:
             return memoryview(file_system.cat_file(self._name(path)))
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return *length* bytes from *start*; fewer only where the object ends, none beyond it."""
+        """Return *length* bytes from *start*; fewer at the end of the object, none beyond it."""
         if start < 0 or length < 0:
             raise UsageError(
                 f"invalid range of {length} bytes from {start}; both must be at least 0", path=path
@@ -289,7 +289,7 @@ class FsspecStore:
             file.write(data)
 
     def _try_creation(self, file_system: _FileSystem) -> None:
-        """Create one name twice, once for each store; the second creation must fail."""
+        """Create one name in both stores; the second creation must fail."""
         if self._creates:
             return
         name = f"{self._root}/{TEMPORARY_FOLDER}/create-{os.urandom(8).hex()}"
@@ -307,8 +307,8 @@ class FsspecStore:
                 file_system.rm_file(name)
         if not self._creates:
             raise StoreError(
-                f"{self.url} cannot create a name exclusively ({reason}), which a commit "
-                "needs: keep checkpoints in another store",
+                f"{self.url} cannot create a name exclusively ({reason}), which commits "
+                "require: store checkpoints in a different store",
                 path="",
                 url=self.url,
                 operation="put-if-absent",
@@ -335,7 +335,7 @@ def _joined(data: Buffers) -> bytes:
 
 
 def _servers(options: Mapping[str, object]) -> list[str]:
-    """Return the options that name a server, with their values."""
+    """Return the options that specify a server, with their values."""
     servers: list[str] = []
     for name, value in sorted(options.items()):
         if isinstance(value, Mapping):

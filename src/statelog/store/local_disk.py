@@ -1,5 +1,5 @@
 """
-Write an object to local disk with few system calls.
+Write objects to local disk with few system calls.
 
 Obstore would copy the content and pass it to one of its threads.  Here the pieces are written from
 the buffers of the caller.
@@ -37,7 +37,7 @@ def can_write(path: str) -> bool:
 
 def leads_out(root: str, path: str) -> bool:
     """
-    Return whether a symbolic link on the way to an object leads out of the store.
+    Return whether a symbolic link in an object's path leads out of the store.
 
     The root itself may be reached by a link, and links may lead from place to place within it.
     """
@@ -56,11 +56,11 @@ def leads_out(root: str, path: str) -> bool:
 
 
 def check_links(root: str, path: str, url: str) -> None:
-    """Check that no symbolic link on the way to an object of the store *url* leads out of it."""
+    """Check that no symbolic link in an object's path leads out of the store *url*."""
     if leads_out(root, path):
         raise StoreError(
-            f"{path} in {url}: a symbolic link leads out of this directory, which is not followed: move "
-            "the objects here, or mount the disk here",
+            f"{path} in {url}: a symbolic link leads out of this directory, so statelog does not follow it: move "
+            "the objects into the directory, or mount the disk there",
             path=path,
             url=url,
             operation="open",
@@ -69,7 +69,7 @@ def check_links(root: str, path: str, url: str) -> None:
 
 def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
     """
-    Check that no symbolic link of a location leads to a file, or to files below it.
+    Check that no symbolic link in a location leads to a file or to files below it.
 
     A caller may name a file in a location, whose links are made by those who write there.  A path
     that leads to the file past the location, or out of it by `..`, is the caller's own word.
@@ -88,13 +88,13 @@ def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
         link = _link_out(root, file_path)
         if link is not None:
             raise UsageError(
-                f"{named}: {link} is a symbolic link that leads out of the location, which is not "
-                "followed: name the file or folder that you mean"
+                f"{named}: {link} is a symbolic link that leads out of the location, so statelog does not "
+                "follow it: pass the intended file or folder itself"
             )
 
 
 def _link_out(root: str, path: str) -> str | None:
-    """Return the first link on the way to a file that leads out of the directory *root*."""
+    """Return the first link in a file's path that leads out of the directory *root*."""
     inside = os.path.realpath(root)
     link = "" if os.path.isabs(path) else os.getcwd()
     for part in path.split("/"):
@@ -111,7 +111,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 def has_outer_folder(root: str, prefix: str) -> bool:
     """
-    Return whether a folder of the store below *prefix* is a symbolic link that leads out of it.
+    Return whether a folder below *prefix* is a symbolic link that leads out of the store.
 
     Obstore's listing would enter such a folder.
     """
@@ -193,7 +193,7 @@ def _write(descriptor: int, data: Buffers) -> None:
 
 
 def _rest(pieces: list[memoryview], written: int) -> list[memoryview]:
-    """Return what is left of *pieces* after the first *written* bytes."""
+    """Return the rest of *pieces* after the first *written* bytes."""
     for index, piece in enumerate(pieces):
         if written < piece.nbytes:
             return [piece.cast("B")[written:], *pieces[index + 1 :]]
@@ -209,7 +209,7 @@ def _remove(path: str) -> None:
 
 
 def with_folders(write: Callable[[], object]) -> None:
-    """Repeat *write* if its folder was deleted, with the last object in it, meanwhile."""
+    """Repeat *write* if its folder was deleted together with its last object."""
     for _ in range(_WRITE_ATTEMPTS - 1):
         try:
             write()

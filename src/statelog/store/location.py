@@ -1,5 +1,5 @@
 """
-Locations: the schemes of URLs that obstore opens, and one URL for each root of a store.
+Locations: the URL schemes that obstore opens, and one normalized URL per store.
 
 Each scheme is one row.  The client, messages and the tables of docs/how-to/stores.md come from
 these rows.  Every other scheme is opened by fsspec, without a row.  How to add one:
@@ -23,7 +23,7 @@ NOT_TRIED: Final = "not tested"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tried:
-    """On what the contract of stores was tried; the documentation has the same texts."""
+    """The services on which the store contract was tested; the documentation shows these texts."""
 
     emulator: str = NOT_TRIED
     server: str = NOT_TRIED
@@ -33,7 +33,7 @@ class Tried:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheme:
     """
-    One scheme of URLs.
+    One URL scheme.
 
     Attributes:
         name: The scheme of normalized URLs, as obstore's `from_url` takes it.
@@ -63,12 +63,12 @@ class Scheme:
 
     @property
     def is_remote(self) -> bool:
-        """Whether requests leave this process for a server."""
+        """Whether requests go to a server outside this process."""
         return bool(self.bucket)
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the names in *text*, which are separated by spaces."""
+    """Split *text* into names at spaces."""
     return tuple(text.split())
 
 
@@ -184,7 +184,7 @@ def normalize_url(location: str) -> str:
     Plain paths become `file://` URLs; `s3a://`, `abfs://` and the like become obstore's spelling.
     """
     if not location:
-        raise InvalidOptionsError("the store location is empty; give a path or a URL")
+        raise InvalidOptionsError("the store location is empty; pass a path or a URL")
     scheme, separator, rest = location.partition(":")
     if not separator or len(scheme) < 2 or "/" in scheme:  # a plain path (or a drive letter)
         return _file_url(location)
@@ -205,7 +205,7 @@ def normalize_url(location: str) -> str:
             repr(location) if rest.startswith("//") or "@" not in rest else f"the {kind.name} URL"
         )
         raise InvalidOptionsError(
-            f"{text} names no {kind.bucket}; write {kind.name}://{kind.bucket}/path"
+            f"{text} does not contain a {kind.bucket}; use {kind.name}://{kind.bucket}/path"
         )
     return f"{kind.name}:{rest}".rstrip("/")
 

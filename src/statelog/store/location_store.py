@@ -45,36 +45,36 @@ from statelog.store.requests import read_tail
 from statelog.store.verified import get_again
 
 OPTION: Final = "encryption"
-"""The store option that has the source of the keys of an encrypted location."""
+"""The store option with the key source of an encrypted location."""
 ENVIRONMENT: Final = "STATELOG_ENCRYPTION"
-"""The variable that has the source of the keys where no option names it."""
+"""The environment variable with the key source if the option is not set."""
 MAGIC: Final = b"STLGENC1"
 """The first bytes of an encrypted object."""
 _PREFIX: Final = "parent/"
 _PARENT: Final = re.compile(r"parent/([0-9a-f]{16})/(.+)")
 _FORKS_MAX: Final = 32
-"""Forks of forks; a chain that is longer was forged or is a circle."""
+"""Maximum depth of forks of forks; a longer chain is forged or is a cycle."""
 
 
 def is_fork_id(name: str) -> bool:
-    """Return whether *name*, of an object below `parents/`, is the id of a fork."""
+    """Return whether *name*, the name of an object below `parents/`, is a fork id."""
     return _PARENT.fullmatch(parent_path(name, "x")) is not None and "/" not in name
 
 
 def parent_path(fork_id: str, path: str) -> str:
-    """Return the name by which a fork refers to *path* of its parent."""
+    """Return the name with which a fork refers to *path* in its parent."""
     return f"{_PREFIX}{fork_id}/{path}"
 
 
 def parse_parent_path(path: str) -> tuple[str, str] | None:
-    """Return fork id and name in the parent if *path* refers to a parent, else None."""
+    """Return the fork id and the name in the parent if *path* refers to a parent, or None."""
     match = _PARENT.fullmatch(path)
     return (match[1], match[2]) if match else None
 
 
 class LocationStore(StoreWrapper):
     """
-    An `ObjectStore` whose names below `parent/` belong to the parents of a fork.
+    An `ObjectStore` whose names below `parent/` refer to objects of a fork's parents.
 
     Picklable: the copy opens its own clients.
 
@@ -106,7 +106,7 @@ class LocationStore(StoreWrapper):
         return LocationStore, (self._store, self._options, self._depth)
 
     def name_parent(self, location: str) -> None:
-        """Allow a parent in another bucket or store, for a caller who has opened it by its name."""
+        """Allow a parent in a different bucket or store that the caller opened explicitly."""
         self._options[PARENTS] = self._named = named_parents({PARENTS: (*self._named, location)})
 
     def parent(self, fork_id: str) -> LocationStore:
@@ -126,14 +126,14 @@ class LocationStore(StoreWrapper):
         return store
 
     def parent_ids(self) -> list[str]:
-        """Return the ids of the parents that the location names."""
+        """Return the ids of the parents that the location references."""
         listed = self._store.list(PATHS.parents)
         names = [info.path.removeprefix(f"{PATHS.parents}/") for info in listed]
         return [name for name in names if is_fork_id(name)]
 
     def released_parent(self, fork_id: str) -> tuple[ObjectStore, tuple[str, ...]] | None:
         """
-        Return the store of a parent, and its tags that keep a checkpoint for this fork.
+        Return the store of a parent, and its tags that pin a checkpoint for this fork.
 
         Returns:
             None if the location has no such reference, or the parent's directory is gone.
@@ -155,9 +155,9 @@ class LocationStore(StoreWrapper):
         for path, location in tags.items():
             if not self._is_named_by(location):
                 raise CheckpointError(
-                    f"{path} of {store.url} keeps a checkpoint for the fork {location or 'of no name'}, "
-                    f"not for {self.url}, and is left. If this is the fork, and was moved, delete "
-                    f"the tag by its name: `statelog tag {store.url} {fork_id} --kind fork --remove --apply`",
+                    f"{path} of {store.url} pins a checkpoint for the fork {location or 'without a name'}, "
+                    f"not for {self.url}, so statelog does not delete it. If this fork was moved, delete "
+                    f"the tag by name: `statelog tag {store.url} {fork_id} --kind fork --remove --apply`",
                     reason="parent",
                     path=PATHS.parent(fork_id),
                 )
@@ -167,13 +167,13 @@ class LocationStore(StoreWrapper):
         return location is not None and is_same_location(location, self.url)
 
     def _check_place(self, reference: ParentReference, fork_id: str) -> None:
-        """Check, before a connection is made, that the place of a parent may be opened."""
+        """Check before connecting that the location of a parent may be opened."""
         if not may_follow(self.url, reference.location, self._named):
             raise CheckpointError(
                 f"{self.url} says that it is a fork of {redacted(reference.location)}, which is in "
-                "another bucket or store, and is not opened because the location says so: if you know "
-                f"it, name it, by --parent URL on the command line, by the store option {PARENTS}, or "
-                f"by the environment variable {PARENTS_ENVIRONMENT}",
+                "a different bucket or store. It is not opened, because only the location says so: if you trust "
+                f"it, pass it with --parent URL on the command line, with the store option {PARENTS}, or "
+                f"with the environment variable {PARENTS_ENVIRONMENT}",
                 reason="parent",
                 path=PATHS.parent(fork_id),
             )
@@ -183,8 +183,8 @@ class LocationStore(StoreWrapper):
             reference = ParentReference.read(self._store, fork_id)
         except ObjectNotFoundError as error:
             raise CheckpointError(
-                f"{self.url} refers to objects of a parent ({_PREFIX}{fork_id}/), and has no object "
-                f"{PATHS.parent(fork_id)} that says where it is: copy the whole location, or use "
+                f"{self.url} refers to objects of a parent ({_PREFIX}{fork_id}/), but does not contain "
+                f"{PATHS.parent(fork_id)}, which records the parent's location: copy the whole location, or use "
                 "`statelog copy`, which makes a fork independent",
                 reason="parent",
                 path=PATHS.parent(fork_id),
@@ -193,7 +193,7 @@ class LocationStore(StoreWrapper):
         options = self._options_of(reference)
         if self._depth >= _FORKS_MAX:
             raise CheckpointError(
-                f"{self.url} is the {self._depth}th of a chain of forks, or the chain is a circle; "
+                f"{self.url} is number {self._depth} in a chain of forks, or the chain is a cycle; "
                 "`statelog copy` makes a fork independent",
                 reason="parent",
             )
@@ -204,13 +204,13 @@ class LocationStore(StoreWrapper):
             raise self._refused(reference, fork_id, str(error)) from error
         tags = _tags_of(parent, fork_id)
         if not tags:
-            raise self._refused(reference, fork_id, "it has no tag of this fork")
+            raise self._refused(reference, fork_id, "it does not contain a tag of this fork")
         if not is_named(reference.location, self._named):
             self._check_agrees(parent, tags, fork_id)
         return LocationStore(parent, options, self._depth + 1)
 
     def _where_it_is_now(self, reference: ParentReference, fork_id: str) -> ParentReference:
-        """Return a reference to the place that the caller named, if it has the fork's tag."""
+        """Return a reference to the location that the caller specified, if it has the tag."""
         stored = reference.location
         for url in sorted(self._named, key=lambda url: not is_same_location(url, stored)):
             moved = msgspec.structs.replace(reference, location=url)
@@ -222,13 +222,13 @@ class LocationStore(StoreWrapper):
         return reference
 
     def _check_agrees(self, parent: ObjectStore, tags: Sequence[str], fork_id: str) -> None:
-        """Check that a tag of the parent names this location."""
+        """Check that a tag in the parent references this location."""
         locations = [confirmed_by(parent, path) for path in tags]
         if not any(map(self._is_named_by, locations)):
             raise CheckpointError(
-                f"{self.url} says that it is fork {fork_id} of {parent.url}, whose tag of this fork "
-                f"names {', '.join(filter(None, locations)) or 'no location'}. If the fork was moved or "
-                f"copied, name its parent: --parent {parent.url} on the command line, or the store "
+                f"{self.url} says that it is fork {fork_id} of {parent.url}, but the tag there "
+                f"refers to {', '.join(filter(None, locations)) or 'no location'}. If the fork was moved or "
+                f"copied, specify its parent: --parent {parent.url} on the command line, or the store "
                 f"option {PARENTS}",
                 reason="parent",
                 path=PATHS.parent(fork_id),
@@ -247,8 +247,8 @@ class LocationStore(StoreWrapper):
     def _refused(self, reference: ParentReference, fork_id: str, why: str) -> CheckpointError:
         return CheckpointError(
             f"{self.url} is a fork of {reference.location} (checkpoint {reference.checkpoint_id}), "
-            f"which cannot be read: {why}. If the parent was moved, name its new place: --parent URL on the "
-            f"command line, or the store option {PARENTS}. Else it was deleted, or the fork was released "
+            f"which cannot be read: {why}. If the parent was moved, specify its new location: --parent URL on the "
+            f"command line, or the store option {PARENTS}. Otherwise it was deleted, or the fork was released "
             f"there (`statelog tag ... {fork_id} --kind fork --remove`); objects that the fork needs may be "
             "gone",
             reason="parent",
@@ -260,9 +260,7 @@ class LocationStore(StoreWrapper):
             return self._store, path
         parsed = parse_parent_path(path)
         if parsed is None:
-            raise UsageError(
-                f"{path!r} is not the name of an object: expected parent/<fork id>/<name>"
-            )
+            raise UsageError(f"{path!r} is not an object name: expected parent/<fork id>/<name>")
         return self.parent(parsed[0]), parsed[1]
 
     def put(self, path: str, data: Buffers) -> None:
@@ -281,12 +279,12 @@ class LocationStore(StoreWrapper):
         return self._decrypted(path, store.get(name))
 
     def get_again(self, path: str) -> memoryview:
-        """Return the whole object, read over a new connection and past caches."""
+        """Return the whole object, over a new connection and bypassing caches."""
         store, name = self._route(path)
         return self._decrypted(path, get_again(store, name))
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return *length* bytes from *start*; fewer only where the object ends."""
+        """Return *length* bytes from *start*; fewer only at the end of the object."""
         store, name = self._route(path)
         data = store.get_range(name, start, length)
         return data if start else self._decrypted(path, data)
@@ -303,17 +301,17 @@ class LocationStore(StoreWrapper):
         return store.head(name)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects of the location itself; objects of a parent are left."""
+        """Delete objects of the location itself, but not of a parent."""
         doomed = [path for path in paths if not path.startswith(_PREFIX)]
         if doomed:
             self._change()
             self._store.delete(doomed)
 
     def _decrypted(self, path: str, data: memoryview) -> memoryview:
-        """Return *data*, which begins where its object begins, unless it is still encrypted."""
+        """Return *data*, the start of an object, unless it is still encrypted."""
         if bytes(data[: len(MAGIC)]) == MAGIC:
             raise InvalidOptionsError(
-                f"{path} in {self.url} is encrypted, and no keys were given: set the store option "
+                f"{path} in {self.url} is encrypted, but no keys were given: set the store option "
                 f"{OPTION}, or the environment variable {ENVIRONMENT}, to env:NAME or file:PATH",
                 path=path,
             )
@@ -328,7 +326,7 @@ def open_location(
     location: str | os.PathLike[str], *, options: Mapping[str, object] | None = None
 ) -> LocationStore:
     """
-    Return the store of a state location to write to; arguments and errors as `open_store`.
+    Open a state location's store for writing; arguments and errors are as for `open_store`.
 
     The option `encryption`, or the environment variable `STATELOG_ENCRYPTION`, has the source of
     the keys of an encrypted location; see `EncryptedStore`.
@@ -365,7 +363,7 @@ def open_query_files(
     location: str | os.PathLike[str], *, options: Mapping[str, object] | None = None
 ) -> ObjectStore:
     """
-    Return the store of a query's checkpointLocation, whose files Spark writes: never encrypted.
+    Open the store of a query's checkpointLocation, which is never encrypted.
 
     Args:
         location: Path or URL of the checkpointLocation.
@@ -383,14 +381,14 @@ def _open_existing(
 ) -> ObjectStore:
     store = open_store(location, storage_options=options)
     if store.local_root is not None and not os.path.isdir(store.local_root):
-        raise UsageError(f"{shown or location}: no such directory")
+        raise UsageError(f"the directory {shown or location} does not exist")
     return store
 
 
 def _encrypted_of(
     location: str | os.PathLike[str], options: Mapping[str, object] | None, shown: str = ""
 ) -> ObjectStore:
-    """Return an existing store with its encryption."""
+    """Open an existing store with its encryption."""
     client, keys = split_options(options)
     return _encrypted(_open_existing(location, options=client, shown=shown), keys)
 
@@ -408,7 +406,7 @@ def with_source(
     options: Mapping[str, object] | None, environ: Mapping[str, str] | None = None
 ) -> dict[str, object]:
     """
-    Return *options* with the source of the keys, and the parents of forks, from the environment.
+    Add the key source and the parents of forks from the environment to *options*.
 
     They are for tasks in processes of another environment.
 
@@ -428,7 +426,7 @@ def split_options(
     options: Mapping[str, object] | None,
 ) -> tuple[dict[str, object], object | None]:
     """
-    Return the options of a store's client, and the source of the keys.
+    Return a store client's options, and the source of the keys.
 
     None without encryption.
     """
@@ -444,7 +442,7 @@ def split_options(
 
 def _own_path(path: str) -> str:
     if path.startswith(_PREFIX):
-        raise UsageError(f"{path!r} is an object of a parent, which a fork does not write")
+        raise UsageError(f"{path!r} belongs to the fork's parent; a fork cannot write it")
     return path
 
 

@@ -1,5 +1,5 @@
 """
-Open a store: of obstore, one client for local disk, memory, S3, GCS and Azure, or else of fsspec.
+Open a store with obstore (local disk, memory, S3, GCS and Azure), or else with fsspec.
 
 The client is opened in the process that uses it.  Obstore's threads do not exist in a forked child,
 where every store, a new one too, would hang.  So a child refuses every use with an error.
@@ -61,7 +61,7 @@ _EXPRESS_BUCKET: Final = "--x-s3"
 
 
 def lists_in_order(url: str) -> bool:
-    """Return whether the store lists names in ascending order, after a given name if asked to."""
+    """Return whether the store lists names in order, and can start after a name."""
     bucket = url.partition("://")[2].partition("/")[0]
     kind = kind_of(url)
     return kind is not None and kind.lists_in_order and not bucket.endswith(_EXPRESS_BUCKET)
@@ -85,7 +85,7 @@ class Listing:
         self._returned: set[str] = set()
 
     def next_page(self, client: Client) -> Sequence[obstore.ObjectMeta] | None:
-        """Return the next objects, None at the end; raises what obstore raises."""
+        """Return the next objects, or None at the end; raises obstore's errors."""
         try:
             if self._pages is None:
                 self._pages = iter(
@@ -138,7 +138,7 @@ class ObstoreStore:
 
     @property
     def url(self) -> str:
-        """Root of the store as a URL, without secrets."""
+        """URL of the store's root, without secrets."""
         return self._shown_url
 
     @property
@@ -158,8 +158,8 @@ class ObstoreStore:
             if _used_in_pid:
                 raise StoreError(
                     f"store {self.url} cannot be used in process {pid}: it was forked from "
-                    f"process {_used_in_pid}, which had used a store, and would hang; start "
-                    "processes by spawn, or fork before the first use",
+                    f"process {_used_in_pid}, which had already used a store, so it would hang; start "
+                    "processes with spawn, or fork before the first use",
                     path="",
                     url=self.url,
                     operation="open",
@@ -174,14 +174,14 @@ class ObstoreStore:
         facts = {"path": path, "url": self.url, "operation": operation}
         where = f"{operation} {path or '/'} in {self.url}"
         if path.startswith("/"):  # obstore would drop it, and a path of local disk would lead away
-            raise UsageError(f"{where}: a name in a store is relative to its root", **facts)
+            raise UsageError(f"{where}: a name in a store must be relative to its root", **facts)
         try:
             yield self._open()
         except StoreError:
             raise
         except (obstore_errors.AlreadyExistsError, FileExistsError) as error:
             raise ObjectExistsError(
-                f"{where}: the object exists already", **facts
+                f"{where}: the object already exists", **facts
             ) from without_secrets(error)
         except (obstore_errors.NotFoundError, FileNotFoundError) as error:
             # A write that reports "not found" misses the bucket or folder, not the object.
@@ -189,9 +189,9 @@ class ObstoreStore:
                 raise StoreError(
                     f"{where} failed: {one_line(error)}", **facts
                 ) from without_secrets(error)
-            raise ObjectNotFoundError(f"{where}: no such object", **facts) from without_secrets(
-                error
-            )
+            raise ObjectNotFoundError(
+                f"{where}: the object does not exist", **facts
+            ) from without_secrets(error)
         except ValueError as error:
             raise UsageError(f"{where}: {one_line(error)}", **facts) from without_secrets(error)
         except (obstore_errors.BaseError, OSError, RuntimeError) as error:
@@ -200,11 +200,11 @@ class ObstoreStore:
             )
 
     def _send(self, call: Callable[[], T]) -> T:
-        """Return the result of one operation, repeated where its store is remote."""
+        """Return the result of one operation, with retries if the store is remote."""
         return call() if self._requests is None else self._requests.run(call)
 
     def _check_links(self, path: str) -> None:
-        """Refuse an object that a link on local disk leads to, out of the root of the store."""
+        """Reject an object that a link on local disk places outside the store's root."""
         if self._local_root is not None:
             check_links(self._local_root, path, self._shown_url)
 
@@ -270,7 +270,7 @@ class ObstoreStore:
         return self._send(lambda: self._get(path))
 
     def get_again(self, path: str) -> memoryview:
-        """Return the whole object, read over a new connection and past caches on the way."""
+        """Return the whole object, over a new connection and bypassing caches."""
         if self._requests is None:
             return self.get(path)
         with self._explained("open", path):
@@ -284,7 +284,7 @@ class ObstoreStore:
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """
-        Return *length* bytes from *start*; fewer only where the object ends, none beyond it.
+        Return *length* bytes from *start*; fewer at the end of the object, none beyond it.
 
         Raises:
             UsageError: *start* or *length* is negative.
@@ -359,7 +359,7 @@ class ObstoreStore:
             yield from map(_info, page)
 
     def _list_inside(self, root: str, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield the objects of a folder on local disk, and enter no folder that leads out."""
+        """Yield the objects of a folder on local disk, without following links out of it."""
         waiting = [prefix]
         while waiting:
             folder = waiting.pop()
@@ -371,7 +371,7 @@ class ObstoreStore:
             waiting += [name.rstrip("/") for name in entries["common_prefixes"]]
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the names of the folders directly below *prefix*; not those that lead out."""
+        """Return the names of the folders directly below *prefix*, except links that lead out."""
         return self._send(lambda: self._list_folders(prefix))
 
     def _list_folders(self, prefix: str) -> Sequence[str]:
@@ -465,7 +465,7 @@ def open_store(
     storage_options: Mapping[str, object] | None = None,
 ) -> ObstoreStore | FsspecStore:
     """
-    Return the store rooted at *location*; no request is sent before the first use.
+    Return the store rooted at *location*, without sending a request before first use.
 
     Args:
         location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
@@ -497,7 +497,7 @@ def open_store(
 
         return open_fsspec_store(location, settings)
     if backend != "obstore":
-        raise InvalidOptionsError(f"store option backend is {backend!r}; use obstore or fsspec")
+        raise InvalidOptionsError(f"the store option backend is {backend!r}; use obstore or fsspec")
     url = normalize_url(location)
     check_options(url, settings)
     return ObstoreStore(url, settings, fsync)
@@ -514,6 +514,6 @@ def as_store(
         return open_store(arguments.path(location, name))
     missing = [method for method in methods if not callable(getattr(location, method, None))]
     if missing:
-        expected = f"an ObjectStore, a path or a URL (it has no {', '.join(missing)})"
+        expected = f"an ObjectStore, a path or a URL (it lacks {', '.join(missing)})"
         raise arguments.refused(name, expected, location)
     return location

@@ -1,5 +1,5 @@
 """
-Which place may be the parent of a fork.
+Decide which locations may be opened as parents of a fork.
 
 What a location stores about it is a claim, not a permission.
 
@@ -31,9 +31,9 @@ from statelog.store.paths import PATHS
 from statelog.store.verified import read_verified
 
 OPTION: Final = "parents"
-"""The store option with the locations that forks may be followed to."""
+"""The store option that lists locations that may be opened as parents."""
 ENVIRONMENT: Final = "STATELOG_PARENTS"
-"""The variable with these locations where no option names them."""
+"""The environment variable with these locations if the option is not set."""
 TAG_SECTION: Final = b"TAGS"
 """The section of a tag with its facts."""
 _SECTION: Final = b"PRNT"
@@ -42,7 +42,7 @@ _LOCAL: Final = ("file", "memory")
 
 class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
     """
-    Where the parent of a fork is.
+    The location of a fork's parent.
 
     Args:
         location: URL of the parent's location, without options.
@@ -78,7 +78,7 @@ class _Tag(msgspec.Struct):
 
 
 def named_parents(options: Mapping[str, object] | None) -> tuple[str, ...]:
-    """Return the locations that the caller named as parents of forks, as URLs."""
+    """Return the URLs that the caller specified as parents of forks."""
     urls = (options or {}).get(OPTION)
     if urls is None:
         urls = os.environ.get(ENVIRONMENT) or ()
@@ -86,15 +86,15 @@ def named_parents(options: Mapping[str, object] | None) -> tuple[str, ...]:
         urls = urls.split(",")
     if not isinstance(urls, Sequence) or not all(isinstance(url, str) for url in urls):
         raise InvalidOptionsError(
-            f"store option {OPTION} is {urls!r}; give the URLs of the parents of forks, with commas "
-            "between them"
+            f"store option {OPTION} is {urls!r}; pass the URLs of the parents of forks, separated by "
+            "commas"
         )
     return tuple(_plain_url(url.strip()) for url in urls if url.strip())
 
 
 def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:
     """
-    Return whether the parent that *location* stores may be opened.
+    Return whether the parent recorded in *location* may be opened.
 
     True for a location that the caller named, and for one with the scheme and the bucket, or the
     host, of *location*.  All of the local disk is one place.
@@ -114,7 +114,7 @@ def is_named(parent: str, named: Sequence[str]) -> bool:
 
 def confirmed_by(parent: ObjectStore, path: str) -> str | None:
     """
-    Return the location that the tag of a fork names.
+    Return the location recorded in a fork's tag.
 
     None if the tag names none or is damaged.
     """
@@ -130,7 +130,7 @@ def confirmed_by(parent: ObjectStore, path: str) -> str | None:
 
 
 def is_same_location(url: str, other: str) -> bool:
-    """Return whether two URLs name one location; on local disk, links are followed."""
+    """Return whether two URLs refer to the same location; follow links on local disk."""
     first = _plain_url(url)
     second = _plain_url(other)
     if first == second:
@@ -149,7 +149,7 @@ def _plain_url(location: str) -> str:
 
 
 def _place(location: str) -> tuple[str, str] | None:
-    """Return scheme and bucket or host of a location."""
+    """Return a location's scheme and its bucket or host."""
     scheme, separator, rest = _plain_url(location).partition("://")
     if not separator:
         return None

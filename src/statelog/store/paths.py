@@ -1,5 +1,5 @@
 """
-Make and parse every object name of statelog.
+Create and parse all of statelog's object names.
 
 Source: Flink's checkpoint layout (FsCheckpointStorageAccess): `shared/`, `taskowned/`,
 `chk-<n>/_metadata`, and `dstl/` for changelog files.
@@ -17,7 +17,7 @@ from statelog.errors import UsageError
 
 METADATA_FILE_NAME = "_metadata"
 STATE_FOLDER = "statelog"
-"""The folder of a checkpointLocation with the state of a query without stateLocation."""
+"""The folder in a checkpointLocation that contains the state if stateLocation is not set."""
 TEMPORARY_FOLDER = "tmp"
 RECORDINGS_FOLDER = "recordings"
 FAILED_FOLDER = "failed"
@@ -41,7 +41,7 @@ _AUDIT = re.compile(r"(?:^|/)audit/(\d{8}T\d{9}Z-[0-9a-f]{16})\.(begin|end)$")
 @dataclass(frozen=True, slots=True)
 class LocationPaths:
     """
-    Names below one folder of a store.
+    The object names below one folder of a store.
 
     Args:
         root: Folder, "" for the root of the store; one name or several with a slash between them.
@@ -55,7 +55,7 @@ class LocationPaths:
     def __post_init__(self) -> None:
         for part in text(self.root, "root").split("/") if self.root != "" else ():
             if not part:
-                raise UsageError(f"root must not begin or end with a slash; it is {self.root!r}")
+                raise UsageError(f"root must not start or end with a slash; it is {self.root!r}")
             folder(part, "each folder of root")
 
     def _join(self, *parts: str) -> str:
@@ -78,11 +78,11 @@ class LocationPaths:
         return self._join("output", name)
 
     def recording(self, name: str) -> str:
-        """Return the name of a file with what some keys of a micro-batch saw."""
+        """Return the name of a file with the recordings of a micro-batch."""
         return self._join(RECORDINGS_FOLDER, name)
 
     def broadcast(self, name: str) -> str:
-        """Return the name of an object with a version of a broadcast table."""
+        """Return the name of an object that contains a version of a broadcast table."""
         return self._join(BROADCASTS_FOLDER, name)
 
     @property
@@ -127,7 +127,7 @@ class LocationPaths:
         return self._join("parents")
 
     def parent(self, fork_id: str) -> str:
-        """Return the name of the object that says where a parent of a fork is."""
+        """Return the name of the object that records the location of a fork's parent."""
         return self._join("parents", fork_id)
 
     @property
@@ -151,12 +151,12 @@ class LocationPaths:
         return self._join(_PROBES_FOLDER)
 
     def probed(self, name: str) -> str:
-        """Return the name of the object that says that a server passed the probe."""
+        """Return the name of the object that records that a server passed the probe."""
         return self._join(_PROBES_FOLDER, name)
 
     def copied_from(self, location_id: str) -> str:
         """
-        Return the name of the object that says of which location this one is a copy.
+        Return the name of the object that records of which location this one is a copy.
 
         Args:
             location_id: The identity of the copy, 16 hexadecimal digits.
@@ -188,12 +188,12 @@ DATA_FOLDERS: Final = frozenset(
         PATHS.temporary(""),
     )
 )
-"""The folders whose objects are garbage once no retained checkpoint names them."""
+"""The folders whose objects are garbage once no retained checkpoint references them."""
 
 
 class LooseObjects(NamedTuple):
     """
-    Objects that are kept for some time although no checkpoint names them.
+    Objects that are retained for some time although no checkpoint references them.
 
     Args:
         folder: The beginning of their names.
@@ -214,7 +214,7 @@ LOOSE_OBJECTS: Final = (
 
 
 def split_object(url: str) -> tuple[str, str]:
-    """Return the location of an object and its name there; its folder and last part if unknown."""
+    """Split an object's URL into its location and name, or into folder and last part."""
     match = _OBJECT.search(url)
     name = match[0] if match else url.rpartition("/")[2]
     return url.removesuffix(name).removesuffix("/"), name
@@ -239,13 +239,13 @@ def parse_checkpoint_metadata(path: str) -> int | None:
 
 
 def parse_tag(path: str) -> tuple[str, str, int, int] | None:
-    """Return kind, name, checkpoint and number of newest ones if *path* is a tag, else None."""
+    """Parse a tag's path: kind, name, checkpoint, and number of newest checkpoints."""
     match = _TAG.search(path)
     return (match[1], match[2], int(match[3]), int(match[4] or 0)) if match else None
 
 
 def parse_audit_part(path: str) -> tuple[str, str] | None:
-    """Return line and part if *path* is an object of an audit line, else None."""
+    """Return the line and the part if *path* is an object of an audit line, else None."""
     match = _AUDIT.search(path)
     return (match[1], match[2]) if match else None
 

@@ -48,7 +48,7 @@ def verify_put_if_absent(
     pause: Callable[[float], None] = lambda seconds: None,
 ) -> None:
     """
-    Check that *store* lets exactly one of several put-if-absent of a name win.
+    Check that *store* lets exactly one of several put-if-absent requests for a name win.
 
     Probed once for each location and server: a later process reads the result from the location.
     Local disk and memory need no probe, and neither does a store of the caller's own class, which
@@ -77,7 +77,7 @@ def verify_put_if_absent(
 
 
 def _server_of(store: ObjectStore) -> str | None:
-    """Return what a result of the probe is valid for; None if no probe is needed."""
+    """Return the server for which a probe result is valid; None if no probe is needed."""
     server = endpoint_of(store)
     if server is None and (kind := kind_of(store.url)) is not None and kind.is_remote:
         server = "/".join(store.url.split("/", 3)[:3])
@@ -85,7 +85,7 @@ def _server_of(store: ObjectStore) -> str | None:
 
 
 def _is_remembered(store: ObjectStore, path: str, server: str) -> bool:
-    """Return whether the location has the result of a probe of this server."""
+    """Return whether the location contains a probe result for this server."""
     try:
         result = json.loads(bytes(store.get(path)))
     except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError, ValueError):
@@ -113,7 +113,7 @@ class _Probe:
     names: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """Race in every round; raises and blocks as `verify_put_if_absent`."""
+        """Race in every round; raises and blocks like `verify_put_if_absent`."""
         try:
             winners = [self._race(number) for number in range(1, ROUNDS + 1)]
             checks: list[Callable[[], None]] = [self._put_late]
@@ -125,7 +125,7 @@ class _Probe:
 
     def _race(self, number: int) -> bytes | None:
         """
-        Let several writers put one name.
+        Let several writers write the same name.
 
         Return the content of the winner, None if all were refused.
         """
@@ -148,7 +148,7 @@ class _Probe:
         return None
 
     def _put(self, name: str, content: bytes) -> StoreError | None:
-        """Put an object; return the error of the store."""
+        """Write an object; return the store's error."""
         try:
             self.store.put_if_absent(name, content)
         except StoreError as error:
@@ -160,16 +160,16 @@ class _Probe:
 
         def check(data: memoryview) -> None:
             if winner is not None and bytes(data) != winner:
-                raise CorruptionError(f"{name} belongs to another writer", path=name)
+                raise CorruptionError(f"{name} belongs to a different writer", path=name)
 
         try:
             read_verified(self.store, name, check)
         except CorruptionError as error:
-            fault = "a put-if-absent that was refused has overwritten the object"
+            fault = "a rejected put-if-absent has overwritten the object"
             raise self._error(fault, name) from error
 
     def _put_late(self) -> None:
-        """Put the name of the first race again."""
+        """Write the name of the first race again."""
         if self._is_overwritten(self.names[0]):
             raise self._error(_IGNORED, self.names[0])
 
@@ -181,11 +181,11 @@ class _Probe:
         return True
 
     def _refuse(self, name: str, winners: str, number: int) -> None:
-        """Raise the error of a race that several writers won."""
+        """Raise the error for a race that several writers won."""
         if self._is_overwritten(name):
             raise self._error(_IGNORED, name)
         raise self._error(
-            f"{winners} writers that put one name at the same time were answered with success "
+            f"{winners} writers of one name at the same time were told that they succeeded "
             f"(round {number}): the server checks the condition If-None-Match: * before it stores "
             "the object",
             name,
@@ -193,7 +193,7 @@ class _Probe:
 
     def _error(self, fault: str, name: str) -> StoreError:
         return StoreError(
-            f"{self.store.url} cannot hold checkpoints: {fault}. Two drivers could both commit. Use a "
+            f"{self.store.url} cannot store checkpoints: {fault}. Two drivers could both commit. Use a "
             "server or version with atomic conditional writes, for example S3, GCS, Azure, MinIO or a "
             "current SeaweedFS; docs/how-to/stores.md lists what statelog assumes",
             path=name,
@@ -203,17 +203,17 @@ class _Probe:
         )
 
 
-_IGNORED: Final = "it writes a name twice in spite of the condition If-None-Match: *"
+_IGNORED: Final = "it writes a name twice despite the condition If-None-Match: *"
 
 
 def _content() -> bytes:
-    """Return a content that no other writer has."""
+    """Return content that is unique to this writer."""
     head = _CONTENT + os.urandom(16).hex().encode() + b"\n"
     return head.ljust(_SIZE, b".")
 
 
 def _delete_quietly(store: ObjectStore, names: Sequence[str]) -> None:
-    """Delete the probe if possible; garbage collection deletes a remaining one."""
+    """Delete the probe if possible; otherwise garbage collection deletes it."""
     try:
         store.delete(names)
     except StoreError:

@@ -1,5 +1,5 @@
 """
-Send requests to a remote store: again where that helps, and several at once.
+Send requests to a remote store, with retries and several at once.
 
 This is the only place where requests are repeated: the client of obstore does not repeat any.
 Local disk and memory answer faster than a thread starts, and a simulated store draws its faults in
@@ -31,7 +31,7 @@ _STATUS: Final = re.compile(r"non-2xx status code: (\d{3})")
 _EXPIRED: Final = ("ExpiredToken", "TokenRefreshRequired", "AccessDenied", "RequestTimeTooSkewed")
 _INCOMPLETE: Final = ("RequestTimeout", "IncompleteBody", "BadDigest")
 _TAKEN: Final = "BlobAlreadyExists"
-"""Azure's word for a name that is taken, with the status that is a conflict on S3."""
+"""Azure's code for an existing name, with the status that means a conflict on S3."""
 _TRANSIENT_STATUSES: Final = (408, 425, 429)
 _OF_THE_CALL: Final = ("builder error", "URL scheme is not allowed", "conditional put is disabled")
 _FINAL_ERRORS: Final = (
@@ -43,7 +43,7 @@ _FINAL_ERRORS: Final = (
 _QUIET_ATTEMPTS: Final = 2
 
 REPEATED_REQUESTS: Final = "repeated_requests"
-"""The metric that counts them."""
+"""The metric that counts retried requests."""
 
 _lock = threading.Lock()
 _repeated = 0
@@ -51,7 +51,7 @@ _repeated = 0
 
 def repeated_requests() -> int:
     """
-    Return how many requests to stores this process has sent again.
+    Return how many store requests this process has retried.
 
     Thread: any.
     """
@@ -60,7 +60,7 @@ def repeated_requests() -> int:
 
 def count_repeated() -> None:
     """
-    Count one more request that is sent again.
+    Count a retried request.
 
     Thread: any.
     """
@@ -70,7 +70,7 @@ def count_repeated() -> None:
 
 
 class RepeatedSince:
-    """How many requests this process has sent again since the last call of `take`."""
+    """How many requests this process has retried since the last `take` call."""
 
     def __init__(self) -> None:
         self._before = _repeated
@@ -83,7 +83,7 @@ class RepeatedSince:
 
 
 def failure_of(error: StoreError) -> Failure:
-    """Return what the error of a request means for another attempt."""
+    """Return what a request's error means for a retry."""
     cause = error.__cause__
     text = str(cause)
     match = _STATUS.search(text)
@@ -130,7 +130,7 @@ class Requests:
         self._ids = RandomIds() if ids is None else ids
 
     def run(self, send: Callable[[], T]) -> T:
-        """Return the result of *send*, which is called again after errors that may pass."""
+        """Return the result of *send*, and retry after transient errors."""
         began_ns = self._clock.now_ns()
         attempts = 0
         while True:
@@ -177,7 +177,7 @@ class Requests:
 def _conflict(error: StoreError, attempts: int) -> StoreError:
     return StoreError(
         f"{error.operation} {error.path} in {error.url} failed: the store "
-        f"answered {attempts} times that another request for the name is in progress (409 "
+        f"answered {attempts} times that a different request for the name is in progress (409 "
         "ConditionalRequestConflict); repeat the call, or restart the job",
         **error.facts,
     )
@@ -196,7 +196,7 @@ def endpoint_of(store: ObjectStore) -> str | None:
 
 def ask_at_once(store: ObjectStore, requests: Iterable[Callable[[], T]]) -> list[T]:
     """
-    Return the answers to requests of *store*, in the order of the requests.
+    Return the results of requests to *store*, in the order of the requests.
 
     Args:
         store: The store that the requests use.
@@ -214,7 +214,7 @@ def ask_at_once(store: ObjectStore, requests: Iterable[Callable[[], T]]) -> list
 
 
 def ask_both(store: ObjectStore, first: Callable[[], T], second: Callable[[], U]) -> tuple[T, U]:
-    """Return the answers to two requests of *store*; errors and `Blocks:` as `ask_at_once`."""
+    """Return the results of two requests to *store*; raises like `ask_at_once`."""
     firsts: list[T] = []
     seconds: list[U] = []
     ask_at_once(store, [lambda: firsts.append(first()), lambda: seconds.append(second())])
@@ -222,7 +222,7 @@ def ask_both(store: ObjectStore, first: Callable[[], T], second: Callable[[], U]
 
 
 def read_tail(store: ObjectStore, path: str, length: int) -> tuple[memoryview, int]:
-    """Return the last bytes of an object, and the size of the whole."""
+    """Return the last bytes of an object, and its whole size."""
     get_tail = getattr(store, "get_tail", None)
     if get_tail is not None:
         tail: tuple[memoryview, int] = get_tail(path, length)

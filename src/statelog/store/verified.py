@@ -1,5 +1,5 @@
 """
-Reads and puts whose answers are verified.
+Reads and writes with verified results.
 
 A connection, a proxy or a cache may change or shorten what a store sends.  So an object is damaged
 only if two reads returned the same wrong bytes, as many as the store says that it has.  Reads after
@@ -42,11 +42,11 @@ _READS: Final = 5
 
 
 class Source(Protocol):
-    """What objects are read from: an `ObjectStore`, a cache, local files."""
+    """A source of objects: an `ObjectStore`, a cache, local files."""
 
     @property
     def url(self) -> str:
-        """Its location, for messages."""
+        """The source's location, for messages."""
         ...
 
     def get(self, path: str) -> memoryview:
@@ -56,22 +56,22 @@ class Source(Protocol):
 
 @runtime_checkable
 class Rereadable(Protocol):
-    """A source that can read an object past its caches and connections."""
+    """A source that can read an object without its caches and open connections."""
 
     def get_again(self, path: str) -> memoryview:
-        """Return the whole object, read over a new connection and from no cache."""
+        """Return the whole object, over a new connection and bypassing caches."""
         ...
 
 
 @runtime_checkable
 class _Listing(Protocol):
-    """A source that can tell the size of an object."""
+    """A source that can return the size of an object."""
 
     def head(self, path: str) -> ObjectInfo: ...
 
 
 def get_again(source: Source, path: str) -> memoryview:
-    """Return the whole object, read past caches and open connections where *source* can."""
+    """Return the whole object, bypassing caches and open connections if *source* supports it."""
     return source.get_again(path) if isinstance(source, Rereadable) else source.get(path)
 
 
@@ -83,7 +83,7 @@ def read_verified(
     first: Callable[[], T] | None = None,
 ) -> T:
     """
-    Return what *check* makes of an object; read it again before it is called damaged.
+    Return the result of *check* for an object; read again before reporting damage.
 
     Args:
         source: Where the object is.
@@ -121,17 +121,17 @@ def read_verified(
         else:
             if failed:
                 _log.warning(
-                    "a read of %s in %s returned wrong bytes, and one over a new connection "
-                    "correct bytes: the transfer failed, the object is sound (%s)",
+                    "a read of %s in %s returned wrong bytes, but a read over a new connection returned "
+                    "correct bytes: the transfer failed, the object is intact (%s)",
                     path,
                     source.url,
                     failed,
                 )
             return result
     raise StoreError(
-        f"get {path} in {source.url} failed: {_READS} reads returned wrong bytes, different ones each time, "
+        f"get {path} in {source.url} failed: {_READS} reads returned wrong bytes, different each time, "
         f"or fewer than the store reports (the last time: {failed}). The connection, a proxy or a "
-        "cache changes data on its way; the object itself may be whole. Try again, and look for the "
+        "cache changes data on its way; the object itself may be intact. Try again, and look for the "
         "cause there: going back to an older checkpoint does not help",
         path=path,
         url=source.url,
@@ -141,7 +141,7 @@ def read_verified(
 
 
 def _stored_size(source: Source, path: str) -> int | None:
-    """Return the size of an object as its store says it; None if it does not."""
+    """Return the size of an object according to its store, or None."""
     if not isinstance(source, _Listing):
         return None
     try:
@@ -154,7 +154,7 @@ def _stored_size(source: Source, path: str) -> int | None:
 def _certain(
     error: CorruptionError | IncompatibleFormatError,
 ) -> CorruptionError | IncompatibleFormatError:
-    """Return the error of an object that was read twice with the same bytes."""
+    """Return the error for an object that returned the same wrong bytes twice."""
     if isinstance(error, IncompatibleFormatError):
         return error
     return type(error)(
@@ -174,7 +174,7 @@ def create(
     store: ObjectStore, path: str, data: Buffers, pause: Callable[[float], None] = wait
 ) -> None:
     """
-    Create an object, or raise `ObjectExistsError` if another one has its name.
+    Create an object, or raise `ObjectExistsError` if the name exists.
 
     An object with the same content is this call's own.  So a content that must tell its writer
     contains something that no other writer's has.
@@ -187,7 +187,7 @@ def create(
 
     if put_or_find(store, path, data, is_same, pause) is False:
         raise ObjectExistsError(
-            f"put-if-absent {path} in {store.url}: another object has the name",
+            f"put-if-absent {path} in {store.url}: a different object has the name",
             path=path,
             url=store.url,
             operation="put-if-absent",
@@ -209,7 +209,7 @@ def put_or_find(
     pause: Callable[[float], None],
 ) -> _Found | None:
     """
-    Put an object, or return the one that has its name.
+    Write an object, or return the existing object with its name.
 
     Returns:
         None if the put was answered with success; else what *find* returned, which may be this
@@ -229,8 +229,8 @@ def put_or_find(
                 if attempt == _ATTEMPTS:
                     raise StoreError(
                         f"put-if-absent {path} in {store.url} failed: the store answered {attempt} "
-                        "times that the name is taken, but no object is there. Another request for "
-                        "the name may be under way (S3: 409 ConditionalRequestConflict); repeat "
+                        "times that the name exists, but there is no object. A different request for "
+                        "the name may be in progress (S3: 409 ConditionalRequestConflict); repeat "
                         "the call, or restart the job",
                         path=path,
                         url=store.url,
@@ -243,7 +243,7 @@ def put_or_find(
 
 class CachedStore(StoreWrapper):
     """
-    An `ObjectStore` that keeps objects it read whole, and evicts the least recently used.
+    An `ObjectStore` that caches whole objects, and evicts the least recently used.
 
     `objects_put` and `bytes_put` count what was written through it.
 
@@ -274,7 +274,7 @@ class CachedStore(StoreWrapper):
         return self._keep(path, self._store.get(path))
 
     def _keep(self, path: str, data: memoryview) -> memoryview:
-        """Keep an object if it is not too large, and evict others for it."""
+        """Cache an object if it is not too large, and evict others for it."""
         if len(data) > self._max_bytes:
             return data
         with self._lock:
@@ -287,19 +287,19 @@ class CachedStore(StoreWrapper):
         return data
 
     def _drop(self, path: str) -> None:
-        """Forget an object; the caller holds the lock."""
+        """Remove an object from the cache; the caller holds the lock."""
         dropped = self._objects.pop(path, None)
         self._bytes -= 0 if dropped is None else len(dropped)
         self._verified.pop(path, None)
 
     def get_again(self, path: str) -> memoryview:
-        """Return the whole object, read from the store past all caches."""
+        """Return the whole object, read from the store without caches."""
         with self._lock:
             self._drop(path)
         return self._keep(path, get_again(self._store, path))
 
     def is_verified(self, path: str, crc32c: int) -> bool:
-        """Return whether the cached object was found to have this checksum."""
+        """Return whether the cached object was verified against this checksum."""
         return self._verified.get(path) == crc32c
 
     def note_verified(self, path: str, crc32c: int) -> None:

@@ -1,5 +1,5 @@
 """
-A store in memory whose faults are values.
+An in-memory store with configurable faults.
 
 A `Fault` determines one operation: its duration, whether the object appears, and whether the answer
 is correct.  The test sets the next fault; without one every operation succeeds.
@@ -42,7 +42,7 @@ class FaultKind(enum.Enum):
     """No effect; `put_if_absent` raises `ObjectExistsError`, as for S3's 409, although no object
     has the name.  Other operations raise `StoreError`."""
     CONFLICT_THEN_DONE = "conflict, then done"
-    """As `CONFLICT`; the object appears at the next `put_if_absent` of the name, as if an earlier
+    """Like `CONFLICT`; the object appears at the next `put_if_absent` of the name, as if an earlier
     request of the same client had completed then."""
 
 
@@ -61,7 +61,7 @@ class OddError(Exception):
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
     """
-    Rates of faults.
+    The rates of faults.
 
     Args:
         error_rate: Part of all operations that fail, 0 to 1.
@@ -107,7 +107,7 @@ class FaultyStore:
 
     @property
     def url(self) -> str:
-        """Root of the store as a URL."""
+        """URL of the store's root."""
         return "faulty://"
 
     def put(self, path: str, data: Buffers) -> None:
@@ -115,7 +115,7 @@ class FaultyStore:
         kind = self._fault()
         content = joined(data)
         if path in self.objects:
-            raise StoreError(f"{path} is written a second time", path=path)
+            raise StoreError(f"{path} was written twice", path=path)
         if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
             self.objects[path] = content
         elif kind is FaultKind.TORN:
@@ -139,7 +139,7 @@ class FaultyStore:
         raise ObjectExistsError(f"{path}: 409 ConditionalRequestConflict", path=path)
 
     def _land(self, path: str) -> None:
-        """Store an object in flight whose name was refused before."""
+        """Store an object in flight whose name was rejected before."""
         if path in self._refused:
             self._refused.discard(path)
             self.objects[path] = self.in_flight.pop(path)
@@ -150,7 +150,7 @@ class FaultyStore:
         return memoryview(self._content(path))
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return *length* bytes from *start*; fewer only where the object ends."""
+        """Return *length* bytes from *start*; fewer only at the end of the object."""
         return self.get(path)[start : start + length]
 
     def head(self, path: str) -> ObjectInfo:
@@ -191,7 +191,7 @@ class FaultyStore:
 
     def _content(self, path: str) -> bytes:
         if path not in self.objects:
-            raise ObjectNotFoundError(f"no object {path} in {self.url}", path=path)
+            raise ObjectNotFoundError(f"object {path} does not exist in {self.url}", path=path)
         return self.objects[path]
 
 

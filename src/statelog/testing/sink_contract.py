@@ -1,5 +1,5 @@
 """
-The contract of a sink for `exactly_once`, as tests: subclass, add a fixture, and run pytest.
+Test the contract of an `exactly_once` sink: subclass, add a fixture, and run pytest.
 
 ::
 
@@ -44,7 +44,7 @@ _LARGE: Final = 25_000
 
 
 class Killed(BaseException):
-    """The death of a driver, simulated; it passes `except Exception`."""
+    """A simulated death of a driver; `except Exception` does not catch it."""
 
 
 class SinkContract:
@@ -55,17 +55,17 @@ class SinkContract:
     """
 
     def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
-        """Return key and value of every row of the target, read without the sink."""
+        """Read the key and value of every row in the target without using the sink."""
         pytest.fail(f"{type(self).__name__} lacks the method stored, which reads the target")
 
     def another(self, sink: ExactlyOnceSink) -> ExactlyOnceSink:
-        """Return a second sink of the same target, as another driver has it."""
+        """Return a second sink for the same target, as a second driver would create it."""
         copy: ExactlyOnceSink = pickle.loads(pickle.dumps(sink))
         return copy
 
     def killed_before_commit(self, sink: ExactlyOnceSink) -> AbstractContextManager[object] | None:
         """
-        Return a block in which `write` raises `Killed` between the rows and the commit.
+        Return a context in which `write` raises `Killed` between the rows and the commit.
 
         None if that cannot be simulated; the tests that need it are skipped.
         """
@@ -168,7 +168,7 @@ class SinkContract:
             driver.close()
 
     def race(self, writes: Sequence[tuple[ExactlyOnceSink, SinkBatch]]) -> None:
-        """Run drivers that have looked at the target at the same time, each until an error."""
+        """Run drivers that read the target at the same time, each until an error."""
         start = threading.Barrier(len(writes))
 
         def run(sink: ExactlyOnceSink, rows: SinkBatch) -> None:
@@ -204,7 +204,7 @@ class SinkContract:
             assert history == self.last(sink)
 
     def test_a_query_that_was_rewound_goes_on(self, sink: ExactlyOnceSink) -> None:
-        """Batch 1 is the newest before the rewind; 2 to 4 are computed again, with other rows."""
+        """Rewind to batch 1, and compute batches 2 to 4 again with different rows."""
         courses = [(0, (0, 1, 2, 3, 4)), (9, (2, 3, 4, 5)), (30, (2, 3))]
         texts = []
         for timeline, numbers in courses:
@@ -249,7 +249,7 @@ class SinkContract:
         driver.close()
 
     def test_a_driver_meets_one_that_woke_before_it(self, sink: ExactlyOnceSink) -> None:
-        """Check that a batch that a rewind gave up is rejected before the new driver's first."""
+        """Check that a batch that a rewind discarded is rejected."""
         self.write(sink, batch(0))
         driver = ExactlyOnce(self.another(sink))
         assert not driver.has(WRITER, batch(1, timeline=5).batch)
@@ -265,7 +265,7 @@ class SinkContract:
         driver.close()
 
     def test_a_race_with_a_driver_from_before_a_rewind(self, sink: ExactlyOnceSink) -> None:
-        """Whichever is first, the other one meets it: never the rows of both."""
+        """Check that the target rejects the slower of two racing drivers."""
         self.write(sink, batch(0))
         for number in range(1, _ROUNDS + 1):
             earlier = self.last(sink)
@@ -322,7 +322,7 @@ class SinkContract:
 
     @pytest.mark.parametrize("fault", ["before", "between", "after", "lost answer", "late error"])
     def test_each_row_is_written_once_after(self, sink: ExactlyOnceSink, fault: str) -> None:
-        """A driver dies, or an answer is lost, at each batch; a new driver gets the batch again."""
+        """Fail at each batch, and check that a new driver can write the batch again."""
         for number in range(_ROUNDS):
             driver = self.another(sink)
             if fault == "between":
@@ -348,12 +348,12 @@ class SinkContract:
 
     @contextlib.contextmanager
     def another_of(self, sink: ExactlyOnceSink) -> Iterator[ExactlyOnceSink]:
-        """Yield a second sink of the same target, and close it."""
+        """Yield a second sink for the same target, and close it."""
         with contextlib.closing(self.another(sink)) as other:
             yield other
 
     def write(self, sink: ExactlyOnceSink, rows: SinkBatch) -> None:
-        """Write a micro-batch after the record that the target has."""
+        """Write a micro-batch that follows the target's record."""
         sink.write(replace(rows, after=self.last(sink, rows.writer)))
 
     def refuses(self, sink: ExactlyOnceSink, rows: SinkBatch) -> None:
@@ -366,7 +366,7 @@ class SinkContract:
     def check(
         self, sink: ExactlyOnceSink, *numbers: int, texts: Sequence[str] | None = None
     ) -> None:
-        """Check that the target has the rows of these batches, each once."""
+        """Check that the target contains the rows of these batches exactly once."""
         pairs = zip(numbers, texts or ["rows"] * len(numbers), strict=True)
         expected = [row for number, text in pairs for row in key_and_value(batch(number, text))]
         assert sorted(expected) == sorted(self.stored(sink))
@@ -411,7 +411,7 @@ def batch(
     plan: str = "",
     after: SinkBatch | None = None,
 ) -> SinkBatch:
-    """Return a micro-batch of three rows, of which two are equal, after another one."""
+    """Return a micro-batch of three rows, two of them equal, that follows a previous one."""
     keys = [f"{number}/a", f"{number}/a", f"{number}/b"]
     rows = pa.table({"key": keys, "value": [f"{text} {number}"] * 3})
     delivered = DeliveredBatch(location, timeline, number, plan, run_timeline)
@@ -419,12 +419,12 @@ def batch(
 
 
 def key_and_value(rows: SinkBatch) -> Iterator[tuple[str, str]]:
-    """Return key and value of each row."""
+    """Return the key and the value of each row."""
     columns = (rows.rows.column(name).to_pylist() for name in ("key", "value"))
     return zip(*columns, strict=True)
 
 
 def deliver(function: ExactlyOnce, rows: SinkBatch) -> None:
-    """Write a micro-batch as `exactly_once` does."""
+    """Write a micro-batch like `exactly_once`."""
     if not function.has(rows.writer, rows.batch):
         function.write(rows)

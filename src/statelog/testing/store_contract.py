@@ -1,5 +1,5 @@
 """
-The contract of a store, as tests: subclass, add a fixture of a store, and run pytest.
+Test the contract of a store: subclass, add a store fixture, and run pytest.
 
 ::
 
@@ -63,12 +63,12 @@ class StoreContract:
     """Whether a folder may be listed for a while after its last object was deleted."""
 
     def raw_objects(self, store: ObjectStore) -> dict[str, bytes]:
-        """Return all objects by name, read with another client by default."""
+        """Return all objects by name, read with a second client by default."""
         other = self.another(store)
         return {info.path: bytes(other.get(info.path)) for info in other.list()}
 
     def another(self, store: ObjectStore) -> ObjectStore:
-        """Return a second client of the same location, as Spark's workers open it."""
+        """Return a second client for the same location, as opened by Spark's workers."""
         copy: ObjectStore = pickle.loads(pickle.dumps(store))
         return copy
 

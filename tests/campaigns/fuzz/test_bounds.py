@@ -244,5 +244,5 @@ class CompactedLog:
 
 
 def test_a_source_log_with_entries_up_to_a_forged_number_ends_at_the_first_missing_one() -> None:
-    with pytest.raises(CheckpointError, match="has no entry 1"):
+    with pytest.raises(CheckpointError, match="does not contain entry 1"):
         files_upto(CompactedLog(), "0", 2**62)

@@ -340,7 +340,7 @@ class Owner:
         checkpoint_id = self.coordinator.next_checkpoint_id
         ranges = split_key_groups(KEY_GROUPS, self.rng.randint(1, KEY_GROUPS))
         if self.rng.random() < self.world.gap_rate:
-            with pytest.raises(CheckpointError, match="the next number"):
+            with pytest.raises(CheckpointError, match="the next id"):
                 self.coordinator.trigger(checkpoint_id + self.rng.choice([-1, 1, 3]), ranges)
         self.coordinator.trigger(checkpoint_id, ranges)
         token = self.world.token()

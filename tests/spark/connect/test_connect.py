@@ -124,7 +124,7 @@ def test_an_error_of_the_processor_begins_with_its_own_sentence(job: ConnectJob)
 def test_another_version_is_rejected(job: ConnectJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job.source.add(BATCHES[0])
     monkeypatch.setattr("statelog.extensions.connect.worker.__version__", "0.0.1")
-    with pytest.raises(UsageError, match=r"the client has statelog 0\.0\.1"):
+    with pytest.raises(UsageError, match=r"the client runs statelog 0\.0\.1"):
         job.start()
 
 
@@ -158,11 +158,11 @@ STEPS: dict[str, tuple[Callable[[DataFrame], object], str]] = {
     "agg": (lambda out: out.agg(total_of("total")), "agg cannot follow"),
     "groupBy": (
         lambda out: out.groupBy("key").count(),
-        "cannot be grouped for an operator of Spark",
+        "cannot be grouped for a Spark operator",
     ),
     "limit": (lambda out: out.limit(1), "limit cannot follow"),
     "union": (lambda out: out.union(out), "union cannot follow"),
-    "a stream in a join": (lambda out: out.join(out, "key"), "with another stream"),
+    "a stream in a join": (lambda out: out.join(out, "key"), "with a second stream"),
     "an action": (lambda out: out.collect(), "a stream has rows only while"),
 }
 
@@ -201,15 +201,15 @@ def test_sinks_and_writers_that_cannot_work_are_refused(job: ConnectJob, tmp_pat
     log.parent.mkdir(parents=True)
     log.write_text("v1\n")
     appending = job.stream().writeStream.option("checkpointLocation", str(tmp_path / "query"))
-    with pytest.raises(UsageError, match="has a log of streaming output"):
+    with pytest.raises(UsageError, match="contains a log of streaming output"):
         appending.option("statelog.fileSink", "append").start(str(tmp_path / "logged"))
-    with pytest.raises(UsageError, match="needs a queryName"):
+    with pytest.raises(UsageError, match="requires a queryName"):
         writer.format("memory").start()
     with pytest.raises(UsageError, match="which is the default"):
         writer.option("statelog.delivery", "direct").format("noop").start()
     with pytest.raises(UsageError, match="checkpointLocation"):
         job.stream().writeStream.format("noop").start()
-    with pytest.raises(UsageError, match="runs no micro-batches"):
+    with pytest.raises(UsageError, match="does not run micro-batches"):
         job.stream().writeStream.trigger(continuous="1 second")
     with pytest.raises(UsageError, match="cannot be pickled"):
         job.start(sink=Locked())

@@ -66,9 +66,9 @@ def test_two_operators_commit_one_object_together(job: ConnectJob, remote: Spark
 
 def test_an_enabled_session_chains_only_its_calls(job: ConnectJob, remote: SparkSession) -> None:
     grouped = job.stream().groupBy("key")
-    with pytest.raises(UsageError, match="cannot be grouped for an operator of Spark's"):
+    with pytest.raises(UsageError, match="cannot be grouped for a Spark operator"):
         grouped.count()
-    with pytest.raises(UsageError, match="cannot be grouped for an operator of Spark's"):
+    with pytest.raises(UsageError, match="cannot be grouped for a Spark operator"):
         grouped.transformWithState(Changes(), CHANGES, "Update", "None")
     remote.conf.set("spark.statelog.baseLocation", "checkpoint")
     enable(remote)
@@ -98,7 +98,7 @@ def test_a_broadcast_table_is_read_in_the_server(job: ConnectJob, remote: SparkS
     job.run()
     assert [[3, 3], [4]] == [[row["factor"] for row in rows] for rows in job.sink.batches()]
     job.options["broadcast"] = {"rules": remote.range(1)}
-    with pytest.raises(UsageError, match="give a function that runs in the server"):
+    with pytest.raises(UsageError, match="pass a function that runs in the server"):
         job.stream()
 
 

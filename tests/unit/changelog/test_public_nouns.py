@@ -159,7 +159,7 @@ def test_a_result_made_by_hand_is_read_back(with_checksums: bool) -> None:
         assert (change_set.log_id, change_set.sqn) == (entry.log_id, entry.sqn)
     result.discard(store)
     assert {} == store.objects
-    with pytest.raises(sl.UsageError, match="has no place"):
+    with pytest.raises(sl.UsageError, match="has no offset"):
         cl.UploadTasksResult.of(tasks, {}, cl.FileStateHandle("file", size))
 
 

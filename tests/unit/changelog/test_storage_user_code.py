@@ -105,11 +105,11 @@ def batching(
 
 SPOILED = [
     (without_tasks, "names 0 tasks of 1"),
-    (without_a_set, "2 change sets and the answer 1 results"),
+    (without_a_set, "2 change sets but the uploader returned 1 results"),
     (with_a_set_twice, r"missing \(writer, number\): \[\(0, 1\)\]"),
     (with_other_numbers, r"not of this task: \[\(0, 7\)"),
     (with_odd_tasks, "names 0 tasks of 1"),
-    (with_odd_results, "no UploadResult"),
+    (with_odd_results, "not an UploadResult"),
     (with_none, "must return an UploadTasksResult"),
 ]
 

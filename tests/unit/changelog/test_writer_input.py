@@ -171,4 +171,4 @@ def test_the_error_of_a_block_is_not_hidden_by_the_close() -> None:
         cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler),
     ):
         raise LookupError("the block")
-    assert ["closing failed too: OSError: close"] == caught.value.__notes__
+    assert ["closing also failed: OSError: close"] == caught.value.__notes__

@@ -223,7 +223,7 @@ def test_only_the_next_number_can_begin(checkpoint_id):
     store = DictStore()
     owner = started(store)
     small_checkpoint(owner, 1)
-    with pytest.raises(CheckpointError, match=r"the next number of dict:// is 2\.") as raised:
+    with pytest.raises(CheckpointError, match=r"the next id in dict:// is 2\.") as raised:
         owner.trigger(checkpoint_id, [ALL])
     assert raised.value.reason == "not_next"
 

@@ -57,7 +57,7 @@ def test_a_conflict_at_the_commit_puts_the_same_name_again(conflicting):
 def test_a_commit_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
     owner = started(conflicting)
     conflicting.conflicts["chk-1/_metadata"] = 10**6
-    with pytest.raises(StoreError, match=r"chk-1/_metadata .*no object is there") as raised:
+    with pytest.raises(StoreError, match=r"chk-1/_metadata .*there is no object") as raised:
         small_checkpoint(owner, 1)
     assert not isinstance(raised.value, ObjectExistsError)
     assert isinstance(raised.value.__cause__, ObjectExistsError)
@@ -100,7 +100,7 @@ def test_a_conflict_at_the_claim_skips_no_number(conflicting):
 
 def test_a_claim_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
     conflicting.conflicts["chk-0/_metadata"] = 10**6
-    with pytest.raises(StoreError, match=r"chk-0/_metadata .*no object is there") as raised:
+    with pytest.raises(StoreError, match=r"chk-0/_metadata .*there is no object") as raised:
         coordinator(conflicting).claim()
     assert not isinstance(raised.value, ObjectExistsError)
     assert set(conflicting.puts) == {"chk-0/_metadata"}, "no other number was tried"
@@ -138,6 +138,6 @@ def test_a_conflict_does_not_fail_the_probe(conflicting, monkeypatch, kind, conf
 def test_a_probe_that_conflicts_for_ever_ends_with_a_store_error(conflicting, monkeypatch):
     monkeypatch.setattr(ConflictingStore, "url", "s3://conflicts/for-ever")
     conflicting.conflicts_at_first = 10**6
-    with pytest.raises(StoreError, match=r"tmp/probe-.*no object is there") as raised:
+    with pytest.raises(StoreError, match=r"tmp/probe-.*there is no object") as raised:
         verify_put_if_absent(conflicting)
     assert "reason" not in raised.value.facts

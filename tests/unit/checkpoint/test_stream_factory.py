@@ -348,11 +348,11 @@ def test_directories_outside_of_the_store_are_refused(tmp_path):
 
 def test_a_missing_directory_on_local_disk_is_an_error_that_names_it(tmp_path):
     folders_of(tmp_path, "chk-1")
-    with pytest.raises(StoreError, match="directory chk-2 of checkpoint streams does not exist"):
+    with pytest.raises(StoreError, match="directory chk-2 for checkpoint streams does not exist"):
         written(open_store(str(tmp_path)), 101, exclusive_directory="chk-2")
     handle = written(open_store(str(tmp_path)), 101, exclusive_directory="chk-1")
     missing = factory(open_store(str(tmp_path)), exclusive_directory="chk-1")
-    with pytest.raises(StoreError, match="directory shared of checkpoint streams"):
+    with pytest.raises(StoreError, match="directory shared for checkpoint streams"):
         missing.duplicate([handle], SHARED)
     assert [tmp_path / "chk-1"] == list(tmp_path.iterdir())
     assert isinstance(written(open_store(str(tmp_path)), 100), ByteStreamStateHandle)

@@ -300,7 +300,7 @@ def test_a_snapshot_of_wrong_key_groups_is_found(tree: FaultyStore) -> None:
     store.objects[path] = data
     findings, newest_sound = verified(store)
     assert [path] == [finding.path for finding in findings]
-    assert "holds key groups 5 to 6, the checkpoint records 0 to 3" in findings[0].problem
+    assert "holds key groups 5 to 6, but the checkpoint records 0 to 3" in findings[0].problem
     assert newest_sound is None
 
 

@@ -216,8 +216,8 @@ def test_damaged_lines_are_reported(place: Place, call) -> None:
     (first.parent / "other").write_bytes(b"")
     text = call("audit", place.state, status=1)
     assert first.name in text
-    assert "another program wrote it" in text
-    assert "the object of its begin is missing" in text
+    assert "a different program wrote it" in text
+    assert "the object that records its start is missing" in text
     assert "audit/other is not part of an audit line" in text
     assert second.exists()
     call("copy", place.state, place.new)

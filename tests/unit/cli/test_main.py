@@ -146,7 +146,7 @@ def test_cat_shows_a_claim(call, location):
     file = f"{location}/chk-0/_metadata"
     shown = call("changelog", file)
     assert shown.startswith("claim 0 of 'a', at ")
-    assert shown.endswith("UTC: no checkpoint before it, 1 is the next number\n")
+    assert shown.endswith("UTC: no earlier checkpoint, the next id is 1\n")
     (claim,) = call.lines("changelog", file)
     assert claim["claim"] == 0
     assert claim["owner_id"] == "a"
@@ -165,7 +165,7 @@ def test_cat_takes_several_offsets(call, tmp_path):
     changes = call.lines("changelog", str(file), "--offset", chosen[0], "--offset", chosen[1])
     assert [item["key_group"] for item in changes] == [2, 0]
     text = call("changelog", str(file), "--offset", "5", status=2)
-    assert f"they begin at {', '.join(map(str, offsets))}" in text
+    assert f"change sets begin at {', '.join(map(str, offsets))}" in text
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -245,9 +245,9 @@ def test_cat_explains_the_key_group_of_metadata(tmp_path, capsys):
 
 
 def test_cat_explains_what_it_cannot_read(call, tmp_path, location):
-    assert "no such object" in call("changelog", f"{location}/nope", status=2)
+    assert "the object does not exist" in call("changelog", f"{location}/nope", status=2)
     assert "is a directory" in call("changelog", location, status=2)
-    assert "no such directory" in call("changelog", f"{location}/x/y/z", status=2)
+    assert "does not exist" in call("changelog", f"{location}/x/y/z", status=2)
     (tmp_path / "text").write_text("hello")
     assert "neither plain nor Snappy" in call("changelog", str(tmp_path / "text"), status=1)
     (tmp_path / "empty").write_text("")
@@ -311,7 +311,7 @@ def test_verify_reads_everything(call, location):
 def test_verify_reports_a_location_that_went_back(call, location):
     assert "all intact" in call("verify", location, "--at-least", "3")
     said = call("verify", location, "--at-least", "4", status=1)
-    assert "the newest checkpoint is 3, and checkpoint 4 is known to exist" in said
+    assert "the newest checkpoint is 3, but checkpoint 4 is known to exist" in said
     *_, finding, summary = call.lines("verify", location, "--at-least", "4", status=1)
     assert finding["ok"] is False
     assert summary["summary"]["findings"] == 1

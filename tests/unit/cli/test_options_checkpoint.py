@@ -95,12 +95,12 @@ def test_a_name_without_a_checkpoint_is_rejected(call, job: StoredJob, tmp_path:
         assert "not a tag of" in said
         assert "stable" in said
     said = call("read", location, "--checkpoint", "2020-01-01", status=1)
-    assert "no retained checkpoint that was created at or before 2020-01-01" in said
+    assert "retains no checkpoint that was created at or before 2020-01-01" in said
     with statelog.open(location) as state:
         for given in (-1, 1.5, True):
             with pytest.raises(UsageError, match="checkpoint"):
                 state.reader(given)  # type: ignore[arg-type]
     with statelog.open(open_store(tmp_path).local_root or "") as state:
         for word in ("latest", "earliest"):
-            with pytest.raises(CheckpointError, match="has no checkpoint"):
+            with pytest.raises(CheckpointError, match="does not contain a checkpoint"):
                 state.reader(word)

@@ -61,6 +61,6 @@ def test_a_state_location_wins_over_a_folder_inside_it(query: Path) -> None:
 def test_a_folder_without_state_is_named(call, tmp_path: Path) -> None:
     (tmp_path / "statelog").mkdir()
     said = call("checkpoints", str(tmp_path), status=2)
-    assert "neither it nor its folder statelog contains a checkpoint or a claim" in said
+    assert "neither it nor its subfolder statelog contains a checkpoint or a claim" in said
     with statelog.open(tmp_path) as state, pytest.raises(CheckpointError, match="no checkpoint"):
         state.variables()

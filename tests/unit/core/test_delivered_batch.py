@@ -116,8 +116,11 @@ def test_names_with_a_separator_and_negative_numbers_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("last", "text"),
     [
-        (DeliveredBatch("b", 0, 1), "has batch 1, of another state location, and the query is at"),
-        (DeliveredBatch("a", 0, 1, "y"), "batch 1, with other input under the same number"),
+        (
+            DeliveredBatch("b", 0, 1),
+            "contains batch 1, of a different state location, but the query is at",
+        ),
+        (DeliveredBatch("a", 0, 1, "y"), "batch 1, with different input under the same number"),
         (DeliveredBatch("a", 0, 4), r"batch 4, which the query has not reached.*\(a/0/4/\)"),
     ],
 )

@@ -97,5 +97,5 @@ def test_the_bounds_hold(least: int, most: int) -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(0, 1), (3, 2), (-1, -1)])
 def test_bounds_that_contradict_each_other_are_refused(least: int, most: int) -> None:
-    with pytest.raises(UsageError, match="tasks is a range"):
+    with pytest.raises(UsageError, match="tasks must be a range"):
         TaskBounds(least, most)

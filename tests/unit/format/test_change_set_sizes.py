@@ -64,9 +64,9 @@ def test_both_decoders_end_exactly_where_the_set_ends(name: str, wrong: int) -> 
     size = encoded.size_bytes
     assert size == decode_change_set(payload, 0, size_bytes=size).end
     assert list(SETS[name]) == list(iterate_change_set(payload, 0, size_bytes=size))
-    with pytest.raises(CorruptionError, match=f"{size + wrong} are recorded for it"):
+    with pytest.raises(CorruptionError, match=f"{size + wrong} are recorded"):
         decode_change_set(payload, 0, size_bytes=size + wrong)
-    with pytest.raises(CorruptionError, match=f"{size + wrong} are recorded for it"):
+    with pytest.raises(CorruptionError, match=f"{size + wrong} are recorded"):
         list(iterate_change_set(payload, 0, size_bytes=size + wrong))
 
 

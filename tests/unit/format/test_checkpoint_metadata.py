@@ -166,7 +166,7 @@ def test_damaged_inline_bytes_are_never_committed():
     log = ChangelogStateHandle(
         ALL, (HandleAndOffset(inline, 0, entry.size_bytes, entry.crc32c),), 3, 3, "h", 40
     )
-    with pytest.raises(CorruptionError, match="differs from the acknowledgement"):
+    with pytest.raises(CorruptionError, match="checksum does not match the acknowledgement"):
         file_of(record_of([log]))
 
 

@@ -100,7 +100,7 @@ def test_a_closed_mailbox_refuses_commands() -> None:
     mailbox = cl.TaskMailbox()
     mailbox.close()
     mailbox.close()
-    with pytest.raises(sl.ClosedError, match="its owner runs no further commands"):
+    with pytest.raises(sl.ClosedError, match="its owner does not run further commands"):
         mailbox.execute(print)
     assert not mailbox.run(lambda: False)
 

@@ -101,8 +101,11 @@ def test_a_loss_of_digits_is_refused(old: pa.DataType, new: pa.DataType, reason:
     [
         (replace(STORED, operator_id="other"), "operator 'op'"),
         (replace(STORED, key_schema=pa.schema([("k", pa.int64())])), "key is"),
-        (of(replace(TOTAL, kind=StateKind.LIST)), "'total' is a value state there, a list"),
-        (of(replace(TOTAL, aggregation=Aggregation.REDUCING)), "a value state there, a reducing"),
+        (of(replace(TOTAL, kind=StateKind.LIST)), "'total' is a value state there, but a list"),
+        (
+            of(replace(TOTAL, aggregation=Aggregation.REDUCING)),
+            "a value state there, but a reducing",
+        ),
         (of(replace(SEEN, user_key_schema=pa.schema([("id", pa.int64())]))), "'seen' has the map"),
     ],
 )
@@ -159,7 +162,7 @@ def test_columns_of_a_key_do_not_change_places(names: tuple[str, str]) -> None:
     before = pa.schema([("first", pa.string()), ("second", pa.string())])
     after = pa.schema([(name, pa.string()) for name in names])
     stored, declared = replace(STORED, key_schema=before), replace(STORED, key_schema=after)
-    with pytest.raises(CheckpointError, match=r"its key is .* is at another place"):
+    with pytest.raises(CheckpointError, match=r"its key is .* is in a different position"):
         evolve(stored, declared, now_ms=NOW)
     stored = of(TOTAL, replace(SEEN, user_key_schema=before))
     declared = of(TOTAL, replace(SEEN, user_key_schema=after))

@@ -268,14 +268,14 @@ def test_keys_come_from_a_variable_a_file_or_a_function(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("env:NOT_SET", "NOT_SET of the encryption is not set"),
-        ("env:", "give env:NAME, file:PATH"),
+        ("env:NOT_SET", "NOT_SET with the encryption keys is not set"),
+        ("env:", "use env:NAME, file:PATH"),
         ("file:/no/such/file", "cannot be read"),
-        ("secret-in-the-wrong-place", "give env:NAME, file:PATH"),
+        ("secret-in-the-wrong-place", "use env:NAME, file:PATH"),
         (7, "an object of int"),
         (dict, "at least one key"),
-        (lambda: {"k": b"short"}, "has 5 bytes; it needs 32"),
-        (lambda: {"k/\n": KEY}, "an encryption key has an id of"),
+        (lambda: {"k": b"short"}, "is 5 bytes long; it must be 32"),
+        (lambda: {"k/\n": KEY}, "the id of an encryption key must be"),
     ],
 )
 def test_a_source_without_keys_is_refused(source, message):
@@ -293,7 +293,7 @@ def test_a_line_that_is_no_key_is_named_and_not_shown(monkeypatch):
             load_keys("env:THE_KEY")
         assert line not in str(raised.value)
     monkeypatch.setenv("THE_KEY", "\n")
-    with pytest.raises(InvalidOptionsError, match="has no encryption key"):
+    with pytest.raises(InvalidOptionsError, match="does not contain an encryption key"):
         load_keys("env:THE_KEY")
 
 
@@ -309,7 +309,7 @@ def test_a_location_is_encrypted_by_option_or_environment(tmp_path, monkeypatch)
     monkeypatch.setenv(ENVIRONMENT, "env:THE_KEY")
     assert bytes(open_location(place).get("dstl/1")) == b"claimed"
     plain = open_location(place, options={"encryption": "none"})
-    with pytest.raises(InvalidOptionsError, match="is encrypted, and no keys were given"):
+    with pytest.raises(InvalidOptionsError, match="is encrypted, but no keys were given"):
         plain.get("dstl/1")
     (tmp_path / "query").mkdir()
     (tmp_path / "query/metadata").write_bytes(b"Spark's")
@@ -335,7 +335,7 @@ def test_every_read_without_keys_says_that_the_object_is_encrypted(tmp_path, rea
     keys = {"encryption": lambda: {"k1": KEY}}
     open_location(str(tmp_path / "job"), options=keys).put("dstl/x", b"changes")
     plain = open_location(str(tmp_path / "job"), options={"encryption": "none"})
-    with pytest.raises(InvalidOptionsError, match="is encrypted, and no keys were given"):
+    with pytest.raises(InvalidOptionsError, match="is encrypted, but no keys were given"):
         read(plain, "dstl/x")
 
 

@@ -183,7 +183,7 @@ root.chmod(0o555)
 list(store.list())
 if os.getuid() == 0:
     os.seteuid(65534)  # all threads of the process
-hint = "check owner and mode"
+hint = "check the folders' owner and mode"
 for call in (store.put, store.put_if_absent):
     failing(lambda: call("new/name", b"x"), "put", "new/name", hint)
     failing(lambda: call("old/other", b"x"), "put", "old/other", hint)
@@ -261,6 +261,6 @@ def test_an_absolute_name_is_refused(tmp_path, make):
         lambda: store.get("/folder/object"),
         lambda: list(store.list("/folder")),
     ):
-        with pytest.raises(UsageError, match="a name in a store is relative to its root"):
+        with pytest.raises(UsageError, match="a name in a store must be relative to its root"):
             call()
     assert [] == list(tmp_path.iterdir())

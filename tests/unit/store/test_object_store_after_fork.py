@@ -44,7 +44,7 @@ else:
                  lambda one: one.delete(["x"])):
         said = in_child(lambda: work(new()))
         assert said.startswith("refused: "), said
-        assert "forked" in said and "start processes by spawn" in said and place.split(":")[0], said
+        assert "forked" in said and "start processes with spawn" in said and place.split(":")[0], said
     use(store, "parent again")
 """
 CASES = ["unused", "grandchild", "inherited", "new", "other kind", "memory"]

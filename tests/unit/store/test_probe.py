@@ -109,8 +109,8 @@ def next_process(monkeypatch) -> Callable[[], None]:
     [
         (ChecksFirst, r"[2-5] of 5 writers .* checks the condition .* before it stores"),
         (ChecksFirstOnce, r"[2-5] of 5 writers .*\(round 3\)"),
-        (OverwritesAndRefuses, "was refused has overwritten"),
-        (Ignores, "writes a name twice in spite of the condition"),
+        (OverwritesAndRefuses, "a rejected put-if-absent has overwritten"),
+        (Ignores, "writes a name twice despite the condition"),
     ],
 )
 def test_a_server_that_lets_two_writers_win_is_refused(server, fault):

@@ -52,7 +52,7 @@ def test_a_second_read_that_is_right_is_used_and_logged(wrong: bytes, caplog):
         assert "good" == read_verified(store, "name", check)
     assert 1 == store.again, "past caches, over a new connection"
     assert 1 == repeated.take()
-    assert "the transfer failed, the object is sound" in caplog.text
+    assert "the transfer failed, the object is intact" in caplog.text
 
 
 def test_the_same_wrong_bytes_twice_are_damage():

@@ -78,7 +78,7 @@ def open_uploader(
     local_recovery: LocalRecoveryConfig | None,
     runtime: Runtime,
 ) -> tuple[StateChangeFsUploader, LocalBackup | None]:
-    """Return an uploader, and what writes its local copies, which the caller closes."""
+    """Return an uploader and the writer of its local copies, which the caller closes."""
     backup = None
     if local_recovery is not None and local_recovery.backup:
         backup = LocalBackup(
@@ -197,7 +197,7 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         self._publish_gauges()
 
     def _publish_gauges(self) -> None:
-        """Let the metrics read the queue, each under the lock."""
+        """Let the metrics read the queue; each read takes the lock."""
         batcher = self._batcher
         clock = self._runtime.clock
         for name, read in (
@@ -284,7 +284,7 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
 
     @property
     def uploads_in_flight(self) -> int:
-        """Running uploads, and ended uploads with attempts that have not returned."""
+        """Running uploads, and ended uploads whose attempts have not returned."""
         with self._runtime.lock:
             return self._batcher.running_batches + self._batcher.held_batches
 

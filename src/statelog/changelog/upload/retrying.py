@@ -204,7 +204,7 @@ class RetryingUploads:
         self._post(upload_id, upload, TimerFired(self._runtime.upload_pool.starved()))
 
     def _check_threads(self) -> None:
-        """Bound the wait of every upload if no thread can run its attempt."""
+        """Limit how long an upload waits if no thread can run its attempt."""
         if not self._runtime.upload_pool.starved():
             return
         with self._runtime.lock:
@@ -255,7 +255,7 @@ class RetryingUploads:
         return write
 
     def _begin(self, upload_id: int, upload: _Upload, number: int) -> bool:
-        """Begin the time-out of an attempt; return False if the upload has ended."""
+        """Start the time-out of an attempt; return False if the upload has ended."""
         with self._runtime.lock:
             if upload.retry.done:
                 return False
@@ -351,7 +351,7 @@ class ObjectUploads:
                 self._running.discard(attempts)
 
     def hand_over(self, paths: Iterable[str]) -> None:
-        """Stop tracking objects that another owner deletes from here on, such as a checkpoint."""
+        """Stop tracking objects that a new owner, such as a checkpoint, will delete."""
         for path in paths:
             self._registry.stop_tracking(FileStateHandle(path, 0))
             self._registry.release(FileStateHandle(path, 0))
@@ -362,7 +362,7 @@ class ObjectUploads:
             self._registry.release(FileStateHandle(path, 0))
 
     def close(self) -> None:
-        """Fail the puts that run with `ClosedError`; objects of late attempts are deleted."""
+        """Fail running puts with `ClosedError`; delete the objects of late attempts."""
         with self._runtime.lock:
             self._closed = True
             running = list(self._running)
@@ -371,7 +371,7 @@ class ObjectUploads:
 
 
 class _ObjectUploader:
-    """Puts one object; each attempt under a new name."""
+    """Puts one object, under a new name in each attempt."""
 
     def __init__(
         self,
@@ -408,10 +408,10 @@ class _ObjectUploader:
             self._registry.discard(handle)
 
     def close(self) -> None:
-        """Do nothing: the store is the caller's."""
+        """Do nothing: the caller owns the store."""
 
     def failure(self, error: BaseException | None, attempts: str) -> UploadFailedError:
-        """Return the error of a put whose attempts all failed."""
+        """Return the error for a put whose attempts all failed."""
         failure = UploadFailedError(
             f"{self._size_bytes} bytes could not be written to {self._store.url} ({attempts})"
         )
@@ -419,7 +419,7 @@ class _ObjectUploader:
         return failure
 
     def closed_error(self) -> ClosedError:
-        """Return the error of a put that the end of its storage interrupted."""
+        """Return the error for a put that ended because its storage was closed."""
         return ClosedError(
             f"the changelog storage was closed before {self._size_bytes} bytes were written; open "
             "a new one"
@@ -433,7 +433,7 @@ class _ObjectUploader:
 
 
 class _Attempts(RetryingUploads):
-    """The attempts of one object, with its words for a failure."""
+    """The attempts to put one object, and the error messages for it."""
 
     def __init__(
         self, uploader: _ObjectUploader, policy: RetryPolicy, runtime: Runtime, metrics: Metrics
@@ -448,4 +448,4 @@ class _Attempts(RetryingUploads):
 
 
 def _released() -> None:
-    """Ignore the return of the last attempt: an object holds no capacity."""
+    """Do nothing: an object does not use upload capacity."""

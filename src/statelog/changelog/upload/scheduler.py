@@ -53,7 +53,7 @@ else:
 
 class _Factories(_ProtocolMeta):
     """
-    Flink's static methods of the interface.
+    Flink's static methods on the interface.
 
     Methods of the class of a protocol are not part of the protocol, so that a scheduler needs none
     of them.
@@ -111,7 +111,7 @@ class StateChangeUploadScheduler(ClosesAtExit, Protocol, metaclass=_Factories):
 
 class DirectStateChangeUploadScheduler(ClosesAtExit):
     """
-    Uploads in the calling thread, task by task, without threads and batches.
+    Uploads each task in the calling thread, without threads or batches.
 
     Args:
         uploader: Writes the tasks; closed with the scheduler.
@@ -162,7 +162,7 @@ class DirectStateChangeUploadScheduler(ClosesAtExit):
 
 class InlineStateChangeUploader(ClosesAtExit):
     """
-    Stores small batches in their handles and passes large ones to another uploader.
+    Stores small batches in their handles and passes large ones to a second uploader.
 
     Each change set becomes a complete plain changelog file inside a `ByteStreamStateHandle`, so
     that a handle with several sets contains no bytes twice.
@@ -215,7 +215,7 @@ class InlineStateChangeUploader(ClosesAtExit):
 
 class InlineStateChangeUploadScheduler(ClosesAtExit):
     """
-    Stores small tasks in their handles at once, and passes large ones to another scheduler.
+    Stores small tasks in their handles at once, and passes large ones to a second scheduler.
 
     A small task ends within `upload`: no thread, no timer, no request to the store.
 
@@ -231,7 +231,7 @@ class InlineStateChangeUploadScheduler(ClosesAtExit):
         self._closed = False
 
     def upload(self, task: UploadTask) -> None:
-        """Upload *task*; errors as the delegate raises them."""
+        """Upload *task*; raises the delegate's errors."""
         if self._closed:
             error = ClosedError("the upload scheduler is closed; create a new storage")
             fail_tasks([task], error)
@@ -252,7 +252,7 @@ class InlineStateChangeUploadScheduler(ClosesAtExit):
 
     @property
     def uploads_in_flight(self) -> int:
-        """Uploads of the delegate that have not returned; 0 where it cannot tell."""
+        """Number of the delegate's uploads that have not returned; 0 if unknown."""
         return int(getattr(self._delegate, "uploads_in_flight", 0))
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class InlineStateChangeUploadScheduler(ClosesAtExit):
 def inline_result(
     tasks: Sequence[UploadTask], threshold_bytes: int, ids: IdSource
 ) -> UploadTasksResult | None:
-    """Return *tasks* as handles with their bytes; None if they exceed the threshold."""
+    """Return *tasks* as inline handles; None if they exceed the threshold."""
     # A batch that is certainly too large is not encoded here.
     least = sum(
         change_set.size_bytes + PREFIX_SIZE * len(change_set)

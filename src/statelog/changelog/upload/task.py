@@ -101,18 +101,18 @@ Place = SetEntry | int
 
 
 def _one_place(place: Place | tuple[int, int]) -> Place:
-    """Return the place of a set, given also as Flink's pair of offsets."""
+    """Return the offset of a set, also from Flink's pair of offsets."""
     if isinstance(place, SetEntry) or not isinstance(place, tuple):
         return place
     if len(place) != 2 or place[0] != place[1]:
-        expected = "one offset, or twice the same: a local copy has the bytes of the file"
-        raise refused("the place of a set", expected, place)
+        expected = "one offset, or the same offset twice: a local copy has the same bytes"
+        raise refused("the offset of a set", expected, place)
     return place[0]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResults:
-    """One task of a file and the results of its sets."""
+    """One task of a file, with the results of its change sets."""
 
     task: UploadTask
     results: Sequence[UploadResult]
@@ -155,7 +155,7 @@ class UploadTasksResult:
     ) -> None:
         if tasks_offsets is not None:
             if not isinstance(tasks_offsets, Mapping) or handle is None:
-                expected = "a mapping of tasks to the places of their sets, followed by a handle"
+                expected = "a mapping of tasks to the offsets of their sets, followed by a handle"
                 raise refused("tasks_offsets", expected, tasks_offsets)
             places = {
                 change_set: _one_place(place)
@@ -179,7 +179,7 @@ class UploadTasksResult:
         local_handle: FileStateHandle | None = None,
     ) -> UploadTasksResult:
         """
-        Return the result of one file with the sets of *tasks*.
+        Return the result for one file that contains the sets of *tasks*.
 
         Args:
             tasks: All tasks of the file.
@@ -199,8 +199,8 @@ class UploadTasksResult:
                 place = places.get(change_set)
                 if place is None:
                     raise UsageError(
-                        f"change set {change_set.sqn} of log {change_set.log_id} has no place in "
-                        f"{handle}; pass one for every set of every task"
+                        f"change set {change_set.sqn} of log {change_set.log_id} has no offset in "
+                        f"{handle}; pass an offset for every set of every task"
                     )
                 # Only the offset is known: readers decode the whole file to find the set.
                 if not isinstance(place, SetEntry):
@@ -253,11 +253,11 @@ class UploadTasksResult:
 
 
 KEPT_CHANGES: Final = "the changes are kept and the next persist sends them again"
-"""What follows from a failed upload for a caller who keeps the writer."""
+"""The consequence of a failed upload for the owner of the writer."""
 
 
 def upload_failure(num_sets: int, error: BaseException | None, attempts: str) -> UploadFailedError:
-    """Return the error of a failed upload, the same for every scheduler."""
+    """Return the error for a failed upload; all schedulers use it."""
     kind = UploadTimeoutError if isinstance(error, TimeoutError) else UploadFailedError
     failure = kind(f"upload of {num_sets} change sets failed ({attempts}); {KEPT_CHANGES}")
     failure.__cause__ = error
@@ -325,13 +325,13 @@ def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksRe
     for task in tasks:
         results = answers.get(id(task))
         fault = (
-            f"it names {len(answers)} tasks of {len(tasks)}, and this one is missing"
+            f"it lists {len(answers)} of {len(tasks)} tasks; this task is missing"
             if results is None
             else _fault(task, results)
         )
         if results is None or fault is not None:
             error = UploadFailedError(
-                f"the answer of {type(uploader).__name__}.upload does not fit its tasks: {fault}; "
+                f"the result of {type(uploader).__name__}.upload does not fit its tasks: {fault}; "
                 f"{KEPT_CHANGES}"
             )
             ends.append((task, partial(task.fail, error)))
@@ -346,15 +346,15 @@ def _fault(task: UploadTask, results: Sequence[UploadResult]) -> str | None:
     try:
         got = [(result.log_id, result.sqn.value) for result in results]
     except (AttributeError, TypeError) as error:
-        return f"a result of a task is no UploadResult ({error})"
+        return f"a result of a task is not an UploadResult ({error})"
     # The usual order first; sorting is for uploaders that keep another one.
     if got == change_sets or sorted(got) == sorted(change_sets):
         return None
     missing = sorted(set(change_sets) - set(got))
     foreign = sorted(set(got) - set(change_sets))
     return (
-        f"a task has {len(change_sets)} change sets and the answer {len(got)} results for it; missing "
-        f"(writer, number): {missing[:3]}, not of this task: {foreign[:3]}"
+        f"a task has {len(change_sets)} change sets but the uploader returned {len(got)} results; "
+        f"missing (writer, number): {missing[:3]}, not of this task: {foreign[:3]}"
     )
 
 

@@ -1,5 +1,5 @@
 """
-Encode the tasks of a batch and write them as one file; build what this takes from options.
+Encode a batch of tasks and write them as one file; build the parts from options.
 
 An uploader raises when it fails and never ends a task: only the retry core decides whether an
 upload has failed (H2).  Success is reported only after the put has returned (H1).
@@ -51,7 +51,7 @@ class StateChangeUploader(Protocol):
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
         """
-        Make all sets of *tasks* durable, or raise and leave nothing.
+        Make all sets of *tasks* durable, or raise and leave no file.
 
         Must not complete or fail a task, and must not return before the bytes are durable.
         Each call writes under new names.
@@ -62,11 +62,13 @@ class StateChangeUploader(Protocol):
 
     def discard(self, result: UploadTasksResult) -> None:
         """
-        Delete the files of a successful attempt, because another one won.
+        Delete the files of a successful attempt, because a different attempt won.
 
         Runs on an upload thread; its exceptions are logged.
         """
-        raise UsageError(f"{type(self).__name__} has no discard; write one that deletes the files")
+        raise UsageError(
+            f"{type(self).__name__} does not implement discard; add a method that deletes the files"
+        )
 
     def close(self) -> None:
         """Close the uploader.  May be called more than once."""
@@ -210,13 +212,13 @@ class StateChangeFsUploader(ClosesAtExit):
         )
 
     def discard(self, result: UploadTasksResult) -> None:
-        """Delete the files of a losing attempt; without a registry the clean-up does."""
+        """Delete the files of a losing attempt; without a registry, garbage collection does."""
         if self._registry is not None:
             for handle in result.handles:
                 self._registry.discard(handle)
 
     def close(self) -> None:
-        """Do nothing: the store is the caller's."""
+        """Do nothing: the caller owns the store."""
 
     def _clean_up(self, paths: Iterable[str]) -> None:
         try:
@@ -282,7 +284,7 @@ class _Results(Sequence[UploadResult]):
 
 
 def _pass_on(result: UploadTasksResult) -> UploadTasksResult:
-    """Return the result of an upload that has nothing to write."""
+    """Return the result of an upload without data."""
     fail_point("before-upload")
     fail_point("after-upload")
     return result

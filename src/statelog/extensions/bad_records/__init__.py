@@ -1,5 +1,5 @@
 """
-Keys whose processing fails: left out, kept as dead letters, or frozen.
+Skip keys whose processing fails, store them as dead letters, or freeze them.
 
     policy          what the settings onError and maxErrors ask for
     marks           of keys that are frozen

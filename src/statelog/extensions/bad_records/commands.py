@@ -1,4 +1,4 @@
-"""`statelog dead-letters`: the calls of a processor that failed and were left out."""
+"""`statelog dead-letters`: list the calls of a processor that failed and were skipped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-The keys of a task whose processing failed, and what a replay of them needs.
+Collect the keys of a task whose processing failed, with the data for their replay.
 
 A dead letter is the recording of one failed call: its key, the state before it, its rows or timers,
 and the error.  It is committed with the micro-batch, so it exists if and only if the micro-batch
@@ -37,18 +37,18 @@ from statelog.state.schema import TIMERS_NAME
 from statelog.store import PATHS
 
 LETTERS_BYTES_MAX: Final = 64 << 20
-"""Most bytes of the rows and the state in the dead letters of a task in one micro-batch."""
+"""Maximum bytes of the rows and the state in the dead letters of a task in one micro-batch."""
 _TEXT_MAX: Final = 2_000
 _LINES_MAX: Final = 4_000
 
 
 class TooManyErrorsError(ProcessorError):
-    """More keys failed than `maxErrors` allows, or their rows are too many to be kept."""
+    """More keys failed than `maxErrors` allows, or their rows exceed the size limit."""
 
 
 def is_bad_record(error: BaseException) -> bool:
     """
-    Return whether an error of a processor's call is one of its rows or of its own code.
+    Return whether a call's rows or the processor's own code caused an error.
 
     Errors of statelog and of the store, lack of memory, and the end of the process are not: they
     say nothing about the rows.  What such an error caused is not either.
@@ -74,7 +74,7 @@ def is_bad_record(error: BaseException) -> bool:
 @dataclass(slots=True)
 class DeadLetter:
     """
-    One call, or the calls for several timers, whose effects were dropped.
+    One call, or the calls for several timers, whose effects were discarded.
 
     Args:
         key_group, key: The key, as tables hold it.
@@ -96,7 +96,7 @@ class DeadLetter:
 
 
 FROZEN_KEY: Final = "statelog.FrozenKey"
-"""What the error of a dead letter is called whose call was not made, because its key is frozen."""
+"""The error name of a dead letter that was not processed because its key is frozen."""
 NO_LETTERS: Final = Addition()
 
 
@@ -121,13 +121,13 @@ BAD_RECORDS: Final = "bad_records"
 
 
 def failures_of(ack: TaskAck) -> FailedPart:
-    """Return the keys that failed, by the answer of their task."""
+    """Return the failed keys from their task's result."""
     return part_of(ack.extras, BAD_RECORDS, FailedPart) or NO_FAILURE
 
 
 @dataclass(slots=True)
 class _Seen:
-    """One dead letter in the form of a recorder."""
+    """One dead letter, with the interface of a recorder."""
 
     codec: OperatorCodec
     keys: list[RecordedKey]
@@ -138,7 +138,7 @@ class _Seen:
 
 class FailedKeys:
     """
-    Counts the keys of a task whose processing failed, and keeps their dead letters.
+    Counts a task's keys whose processing failed, and collects their dead letters.
 
     Attributes: `first`: the first failure, as text; `frozen`: the marks of frozen keys, or None.
     """
@@ -163,7 +163,7 @@ class FailedKeys:
         return len(self._keys)
 
     def before(self, cells: Cells, timers: tuple[int, ...]) -> Cells:
-        """Return the state of a key for its dead letter; of the due timers only the called ones."""
+        """Return a key's state for its dead letter; include only due timers that were called."""
         if self.frozen is not None:
             cells.pop(self.frozen.state_id, None)  # not of the processor
         if timers:
@@ -174,7 +174,7 @@ class FailedKeys:
         return cells
 
     def begin_part(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
-        """Begin a part of the input, from which rows of failed keys are copied."""
+        """Start a part of the input, from which rows of failed keys are copied."""
         if self._policy.keeps_letters:
             parts = (rows,) if initial is None else (rows, initial)
             self._part = tuple(RecordedRows(source, LETTERS_BYTES_MAX) for source in parts)
@@ -213,7 +213,7 @@ class FailedKeys:
         reason: str,
     ) -> None:
         """
-        Add a call that is not made, because its key is frozen.
+        Add a call that is skipped because its key is frozen.
 
         *reason* says since when, and why.
         """
@@ -227,7 +227,7 @@ class FailedKeys:
             self._of_part[letter.key_group, letter.key] = letter
 
     def check(self, of_keys: int | None, error: BaseException | None = None) -> None:
-        """Raise `TooManyErrorsError` if more keys failed than allowed of *of_keys* in the task."""
+        """Raise `TooManyErrorsError` if too many of the task's *of_keys* keys failed."""
         most = self._policy.most
         failed = len(self._keys)
         if most.is_exceeded(failed, of_keys):
@@ -239,12 +239,12 @@ class FailedKeys:
 
     def _too_many(self, what: str) -> TooManyErrorsError:
         return TooManyErrorsError(
-            f"{self._processor}: {what}. {NOTHING_COMMITTED}. Correct the processor, or change maxErrors",
+            f"{self._processor}: {what}. {NOTHING_COMMITTED}. Fix the processor, or raise maxErrors",
             batch_id=self._batch_id,
         )
 
     def end_part(self) -> None:
-        """Copy the rows of the keys of the part that failed, all together."""
+        """Copy the rows of all failed keys of the part at once."""
         chosen: dict[int, list[Key]] = {}
         for key_group, key in self._of_part:
             chosen.setdefault(key_group, []).append(key)
@@ -265,18 +265,18 @@ class FailedKeys:
         self._bytes += size
         if table is None or self._bytes > LETTERS_BYTES_MAX:
             raise self._too_many(
-                f"the rows of the keys that failed or are frozen in one task of batch {self._batch_id} take "
-                f"more than {LETTERS_BYTES_MAX >> 20} MiB, which dead letters may have; the first that "
-                f"failed: {self.first or 'none'}. Read less in one micro-batch, or use onError='skip'"
+                f"the rows of the keys that failed or are frozen in one task of batch {self._batch_id} "
+                f"exceed the limit of {LETTERS_BYTES_MAX >> 20} MiB for dead letters; the first key that "
+                f"failed: {self.first or 'none'}. Read fewer rows per micro-batch, or use onError='skip'"
             )
         return table if table.num_rows else None
 
     def answer(self, files: OutputFiles, spec: TaskSpec) -> FailedPart:
-        """Return the answer of the task; for errors see `put`."""
+        """Return the task's result; raises like `put`."""
         return FailedPart(len(self), self.first, self.put(files, spec))
 
     def put(self, files: OutputFiles, spec: TaskSpec) -> Addition:
-        """Return the dead letters; large ones are put into a file."""
+        """Return the dead letters; write large ones to a file."""
         data = tuple(self._encoded(letter, spec) for letter in self._letters)
         if not data or sum(map(len, data)) <= spec.inline_bytes:
             return Addition(data=data, count=len(data))

@@ -1,5 +1,5 @@
 """
-The dead letters of a micro-batch: which tasks keep them, and how its checkpoint names them.
+Handle the dead letters of a micro-batch in the driver.
 
 Dead letters are recordings that must not be lost: a micro-batch whose dead letters cannot be
 written is not committed.
@@ -27,11 +27,11 @@ from statelog.store import PATHS
 
 _log = logging.getLogger("statelog.spark")
 LETTER_FILES_MAX: Final = 1_000
-"""Most files with dead letters that a checkpoint names."""
+"""Maximum number of dead letter files that a checkpoint references."""
 TAIL_BYTES: Final = 1 << 20
-"""Uncompressed bytes up to which a file is written again with later dead letters."""
+"""Files up to this uncompressed size are rewritten with later dead letters."""
 _PARTS_OF_AGE: Final = 8
-"""A file has dead letters of at most this part of the time for which they are kept."""
+"""A file spans at most this fraction of the retention time."""
 _LOG_INTERVAL_S: Final = 60.0
 
 
@@ -58,12 +58,12 @@ class BadRecords(AttachingExtension):
     figures: ClassVar[Mapping[str, Figure]] = {
         "failed_keys": Figure(
             "keys",
-            "Keys whose processing failed in a stateful query and was left out, see the setting `onError`.",
+            "Keys whose processing failed in a stateful query and was skipped; see the setting `onError`.",
             counter="num_failed_keys",
         ),
         "dead_letters": Figure(
             "calls",
-            "Calls of a processor that failed and are kept as dead letters.",
+            "Failed calls of a processor that are stored as dead letters.",
             counter="num_dead_letters",
         ),
     }
@@ -78,7 +78,7 @@ class BadRecords(AttachingExtension):
 
     @staticmethod
     def policy(settings: QuerySettings) -> AttachmentPolicy:
-        """Return how dead letters are joined and kept."""
+        """Return how to join and retain dead letters."""
         age_ms = settings.retention.total_seconds() * 1000
         return AttachmentPolicy(
             kind=DEAD_LETTERS,
@@ -94,7 +94,7 @@ class BadRecords(AttachingExtension):
         )
 
     def task_part(self, operator: int, tasks: int) -> ErrorPolicy | None:
-        """Return what the tasks do with keys that fail."""
+        """Return how tasks handle keys that fail."""
         return self._policy
 
     def additions(self, ack: TaskAck) -> Sequence[Addition]:
@@ -117,7 +117,7 @@ class FailureLog:
         self._batches = self._keys = 0
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Warn of calls that failed in a committed micro-batch."""
+        """Warn about calls that failed in a committed micro-batch."""
         failed = sum(failures_of(ack).keys for ack in acks)
         if not failed:
             return
@@ -133,7 +133,7 @@ class FailureLog:
         how = (
             f"`statelog dead-letters {self._location}` lists them"
             if is_kept
-            else "they are left out"
+            else "they are skipped"
         )
         _log.warning(
             "processing failed for %d keys%s up to batch %d; the first of this batch: %s; %s",

@@ -32,7 +32,7 @@ _MARK_MAX: Final = 500
 
 
 def variables(settings: QuerySettings) -> tuple[StateDescriptor, ...]:
-    """Return the variable of the marks, where keys are frozen."""
+    """Return the variable for the marks, if the query freezes keys."""
     policy = error_policy(settings)
     return (FROZEN_MARK,) if policy is not None and policy.freezes else ()
 
@@ -46,9 +46,9 @@ class FrozenMarks:
         self._checkpoint_id = checkpoint_id
 
     def reason(self, mark: Values) -> str:
-        """Return since when a key is frozen, and why."""
+        """Describe since when and why a key is frozen."""
         return f"frozen since checkpoint {mark[0]}: {mark[1]}"
 
     def mark(self, error: str) -> Values:
-        """Return the mark of a key that fails with an error."""
+        """Return the mark for a key that fails with an error."""
         return self._normalize((self._checkpoint_id, error[:_MARK_MAX]))

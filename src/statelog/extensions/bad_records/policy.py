@@ -1,5 +1,5 @@
 """
-What a query does with a key whose processing fails: its settings `onError` and `maxErrors`.
+Define how a query handles keys whose processing fails: `onError` and `maxErrors`.
 
 The number of keys that may fail is bounded, because a fault of the processor fails every key: the
 query then stops, and does not put its whole input aside.
@@ -19,7 +19,7 @@ _LEAST_KEYS: Final = 10
 
 
 class OnError(enum.Enum):
-    """What happens where the processing of a key fails."""
+    """How to handle a key whose processing fails."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -28,19 +28,19 @@ class OnError(enum.Enum):
 
     @property
     def keeps_letters(self) -> bool:
-        """Whether what failed is kept."""
+        """Whether failed calls are stored."""
         return self in (OnError.DEAD_LETTER, OnError.FREEZE)
 
     @property
     def freezes(self) -> bool:
-        """Whether later calls for a key that failed are not made."""
+        """Whether later calls for a failed key are skipped."""
         return self is OnError.FREEZE
 
 
 @dataclass(frozen=True, slots=True)
 class MaxErrors:
     """
-    The most keys of one task and micro-batch whose processing may fail.
+    The maximum number of failed keys in one task and micro-batch.
 
     Args:
         keys: Their number; 0 where *share* counts.
@@ -52,7 +52,7 @@ class MaxErrors:
 
     @classmethod
     def of(cls, setting: float) -> Self:
-        """Return the bound that a number of keys sets, or below 1 their share."""
+        """Return the limit from a number of keys, or from a share below 1."""
         return cls(0, setting) if setting < 1 else cls(int(setting))
 
     def is_exceeded(self, failed: int, of_keys: int | None) -> bool:
@@ -68,7 +68,7 @@ class MaxErrors:
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
     """
-    What a task does with keys whose processing fails, where it does not fail itself.
+    How a task handles keys whose processing fails, if the task itself does not fail.
 
     Args:
         keeps_letters: Whether what failed is kept, to be replayed.
@@ -82,7 +82,7 @@ class ErrorPolicy:
 
 
 def error_policy(settings: QuerySettings) -> ErrorPolicy | None:
-    """Return what the tasks do with keys that fail; None where they fail with them."""
+    """Return how tasks handle keys that fail; None if the tasks fail too."""
     on_error = OnError(settings.on_error)
     if on_error is OnError.FAIL:
         return None
@@ -91,5 +91,5 @@ def error_policy(settings: QuerySettings) -> ErrorPolicy | None:
 
 
 def keeps_rows(settings: QuerySettings) -> str:
-    """Return the key of the setting that keeps the rows of keys that fail; "" for none."""
+    """Return the key of the setting that stores the rows of failed keys, or ""."""
     return "onError" if OnError(settings.on_error).keeps_letters else ""

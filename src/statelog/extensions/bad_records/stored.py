@@ -1,5 +1,5 @@
 """
-The dead letters that a checkpoint names, as a table, and their rows in the columns of the input.
+Read the dead letters that a checkpoint references, and their rows in the input's columns.
 
 A dead letter is the recording of one call that failed.  It was committed with the micro-batch that
 left the call out.
@@ -61,7 +61,7 @@ Keys and rows are JSON.  `failed_at` is null for a time beyond the year 9999.
 @dataclass(frozen=True, slots=True)
 class ChosenLetters:
     """
-    The dead letters that a checkpoint names, as far as a caller asks for them.
+    The dead letters of a checkpoint that a caller selects.
 
     Args:
         store: Where the location is.
@@ -79,7 +79,7 @@ class ChosenLetters:
     unreadable: list[UnreadableAttachment] | None = None
 
     def read(self, convert: Callable[[RecordedStep], _Letter]) -> list[_Letter]:
-        """Return the letters, oldest first; of what is damaged none."""
+        """Return the dead letters, oldest first, and skip damaged ones."""
         letters: list[_Letter] = []
         for entry in of_kinds(BatchRecord.of(self.checkpoint).attachments, DEAD_LETTERS):
             if entry.newest <= self.since:
@@ -126,7 +126,7 @@ def letters_rows(chosen: ChosenLetters) -> pa.Table:
     operators = sorted({operator for operator, _ in letters})
     if len(operators) > 1:
         raise UsageError(
-            f"the dead letters are of the operators {', '.join(operators)}, whose inputs differ: name "
+            f"the dead letters belong to the operators {', '.join(operators)}, whose inputs differ: select "
             "one (operator=, on the command line --operator)"
         )
     tables = [pa.table({}), *(table for _, table in letters)]
@@ -134,7 +134,7 @@ def letters_rows(chosen: ChosenLetters) -> pa.Table:
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
         raise UsageError(
-            f"the rows of the dead letters cannot be one table: {error}. Read those after the change of "
+            f"the rows of the dead letters do not fit into one table: {error}. Read only those after the change of "
             "the columns (since=, on the command line --since)"
         ) from error
 

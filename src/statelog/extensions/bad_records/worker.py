@@ -1,5 +1,5 @@
 """
-Continue where the processing of a key fails, and leave out the call.
+Skip calls that fail for a key, and continue.
 
 A part of the input is run as always.  If it fails, its changes and its output are dropped, and its
 keys are run again, a few at a time, whose changes and output are checked at once.  If these fail,
@@ -47,7 +47,7 @@ _INITIAL: Final = "handleInitialState"
 _ROWS: Final = "handleInputRows"
 _TIMER: Final = "handleExpiredTimer"
 _TOGETHER: Final = 32
-"""Calls that run again together: to check them one by one takes longer than to make them."""
+"""Number of calls to repeat together; checking them one by one takes longer."""
 
 Place: TypeAlias = tuple[int, Key]
 """Key group and key."""
@@ -57,7 +57,7 @@ Keys: TypeAlias = Mapping[int, Collection[Key]]
 
 
 class _SomeKeys:
-    """An input without some keys."""
+    """An input from which some keys were removed."""
 
     def __init__(self, source: KeyedInput, without: Keys) -> None:
         self._source = source
@@ -99,7 +99,7 @@ class _Call:
 
 
 class _CallInput:
-    """The rows of some calls as an input."""
+    """An input with the rows of some calls."""
 
     def __init__(self, calls: Sequence[_Call]) -> None:
         self._calls: dict[int, list[_Call]] = {}
@@ -125,7 +125,7 @@ class _CallInput:
 
 
 def _copied(row: RowLike) -> RowLike:
-    """Return a row whose changes in place do not change *row*."""
+    """Return a copy whose changes in place do not affect *row*."""
     if isinstance(row, tuple) and not any(value.__class__ in (list, dict, Row) for value in row):
         return row
     return copy.deepcopy(row)
@@ -134,7 +134,7 @@ def _copied(row: RowLike) -> RowLike:
 def _read_again(
     source: HugeKeyInput, key_group: int, key: Key, failure: ProcessorError
 ) -> Iterator[RowLike]:
-    """Yield the rows of a key from the disk; an error of reading is not one of the processor."""
+    """Yield the rows of a key from the disk; a read error is not the processor's error."""
     try:
         yield from source.rows_of(key_group, key)
     except Exception as error:
@@ -142,7 +142,7 @@ def _read_again(
 
 
 def _calls_of(source: KeyedInput, method: str, failure: ProcessorError) -> Iterator[_Call]:
-    """Yield the calls for an input; an error of making rows is raised as *failure*."""
+    """Yield the calls for an input; raise *failure* if rows cannot be built."""
     fresh = source.again() if isinstance(source, ReadAgain) else source
     for key_group in fresh.key_groups():
         try:
@@ -159,7 +159,7 @@ def _calls_of(source: KeyedInput, method: str, failure: ProcessorError) -> Itera
 @dataclass(slots=True)
 class _Part:
     """
-    A part of the input, and what was before it.
+    A part of the input, and the state before it.
 
     Args:
         rows, initial: The input.
@@ -186,7 +186,7 @@ class _Part:
 
 
 class IsolatingRun:
-    """Runs a processor by a `ProcessorRun`, and leaves out the calls that fail."""
+    """Runs a processor with a `ProcessorRun`, and skips the calls that fail."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class IsolatingRun:
 
     @property
     def key_count(self) -> int:
-        """The number of keys so far."""
+        """The number of keys processed so far."""
         return self._run.key_count
 
     # ------------------------------------------------------------------------- the steps of a run
@@ -243,14 +243,14 @@ class IsolatingRun:
             self._isolate(part, failure)
 
     def encoded(self) -> ChangeBatch:
-        """Return the changes for the log, without the keys whose values do not fit."""
+        """Return the changes for the log, without keys whose values do not fit their type."""
         self._settle()
         if self._changes is None:
             self._changes = self._run.encoded()
         return self._changes
 
     def retire(self, changes: ChangeBatch) -> None:
-        """Drop the overlays, which were appended to the log as *changes*."""
+        """Discard the overlays, which were appended to the log as *changes*."""
         self._close_part()
         self._run.retire(changes)
         self._changes = None
@@ -279,7 +279,7 @@ class IsolatingRun:
     # ------------------------------------------------------------------------- parts
 
     def _settle(self) -> bool:
-        """Encode what the part changed; return whether its keys had to run one at a time for it."""
+        """Encode the part's changes; return whether its keys had to run one at a time."""
         part = self._part
         if part is None or not part.is_open:
             return False
@@ -305,7 +305,7 @@ class IsolatingRun:
             self._part = None
 
     def _fire_together(self, due: Sequence[Due]) -> bool:
-        """Fire timers as one part; return whether all calls are kept."""
+        """Fire timers as one part; return whether all calls succeeded."""
         run = self._run
         before = self._run.overlays
         self._mark()
@@ -326,7 +326,7 @@ class IsolatingRun:
     # ------------------------------------------------------------------------- single keys
 
     def _isolate(self, part: _Part, failure: ProcessorError) -> None:
-        """Drop what a part did, and run its keys again without the calls that fail."""
+        """Discard a part's effects, and run its keys again without the calls that fail."""
         run = self._run
         self._roll_back()
         part.is_open = False
@@ -341,7 +341,7 @@ class IsolatingRun:
         run.key_count = part.key_count + keys
 
     def _run_again(self, calls: Iterator[_Call]) -> None:
-        """Make calls a few at a time: what fails names its key, which then runs alone."""
+        """Make calls in small groups; the key that an error names runs alone afterwards."""
         while calls_together := list(islice(calls, _TOGETHER)):
             self._run_apart(calls_together)
 
@@ -366,7 +366,7 @@ class IsolatingRun:
             self._run_apart([call for call in calls if call.place != failed])
 
     def _attempt(self, calls: Sequence[_Call]) -> tuple[ProcessorError | None, bool]:
-        """Make calls; return the error if none is kept, and whether a call raised it."""
+        """Make calls; on failure return the error, and whether a call raised it."""
         run = self._run
         before = self._run.overlays
         run.overlays = self._branch(_by_group(call.place for call in calls))
@@ -385,7 +385,7 @@ class IsolatingRun:
         return failure, raised is not None
 
     def _make(self, calls: Sequence[_Call]) -> None:
-        """Make calls of one method."""
+        """Make the calls of one method."""
         method = calls[0].method
         run = self._run
         if method == _TIMER:
@@ -395,7 +395,7 @@ class IsolatingRun:
         run.handle(*((_CallInput(()), rows) if method == _INITIAL else (rows, None)))
 
     def _without_held(self, calls: Sequence[_Call]) -> Sequence[_Call]:
-        """Return the calls without timers of frozen keys, which are put aside."""
+        """Return the calls; set aside the timers of frozen keys."""
         if calls[0].method != _TIMER:
             return calls
         frozen = self._frozen(lambda: _by_group(call.place for call in calls))
@@ -414,7 +414,7 @@ class IsolatingRun:
         return others
 
     def _put_aside(self, call: _Call, error: BaseException) -> None:
-        """Leave a call out that failed."""
+        """Skip a call that failed."""
         place = call.place
         timers = call.timers
         self._leave_out(*place)
@@ -429,7 +429,7 @@ class IsolatingRun:
             self._run.drop_timer(timers[0], *place)
 
     def _hold(self, call: _Call, before: Cells, reason: str) -> None:
-        """Put a call aside, because the key is frozen."""
+        """Set a call aside because its key is frozen."""
         self._leave_out(*call.place)
         self._failures.hold(call.place, call.method, call.timers, before, reason)
 
@@ -464,7 +464,7 @@ class IsolatingRun:
     # ------------------------------------------------------------------------- what may be dropped
 
     def _branch(self, keys: Keys) -> Overlays:
-        """Return overlays with copies of what the overlays have of some keys."""
+        """Return overlays with copies of the entries of some keys."""
         overlays = self._run.overlays
         kinds = self._failures.codec.kinds
         branch: Overlays = {}
@@ -490,7 +490,7 @@ class IsolatingRun:
 
 
 def _error_of(*steps: Callable[[], object]) -> ProcessorError | None:
-    """Return the error of steps if it may be of the rows of a key; any other error is raised."""
+    """Return the error of *steps* if a key's rows may have caused it; raise other errors."""
     try:
         for step in steps:
             step()
@@ -502,7 +502,7 @@ def _error_of(*steps: Callable[[], object]) -> ProcessorError | None:
 
 
 def _by_group(places: Iterable[Place]) -> dict[int, dict[Key, None]]:
-    """Return keys by key group, in their order."""
+    """Group keys by key group, in their order."""
     keys: dict[int, dict[Key, None]] = {}
     for key_group, key in places:
         keys.setdefault(key_group, {})[key] = None
@@ -510,7 +510,7 @@ def _by_group(places: Iterable[Place]) -> dict[int, dict[Key, None]]:
 
 
 def _joined(before: Overlays, later: Overlays) -> Overlays:
-    """Return overlays with later changes; *before* stays as it is."""
+    """Return overlays with later changes; *before* is not modified."""
     if not before:
         return later
     joined = {key_group: list(overlay) for key_group, overlay in before.items()}
@@ -544,9 +544,9 @@ class TaskBadRecords(TaskExtension):
     def wrap(
         self, run: TaskRun, collectors: Sequence[Collector], leave_out: Callable[[int, Key], None]
     ) -> TaskRun:
-        """Return a run that continues where the processing of a key fails."""
+        """Return a run that continues when the processing of a key fails."""
         if not isinstance(run, ProcessorRun):
-            raise InvariantError("the keys of a columnar processor do not fail one by one")
+            raise InvariantError("a columnar processor cannot fail for a single key")
         return IsolatingRun(run, self._failures, collectors, leave_out)
 
     def answer(self) -> FailedPart | None:

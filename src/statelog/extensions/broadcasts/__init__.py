@@ -1,5 +1,5 @@
 """
-Tables that every task of a micro-batch sees in the same version.
+Broadcast tables: every task of a micro-batch reads the same version.
 
     driver         the tables that a processor asks for, the versions that a micro-batch sees, their objects
     worker         the tables of a task, which keeps the newest versions

@@ -1,4 +1,4 @@
-"""`statelog broadcasts`: the versions of broadcast tables that micro-batches saw, and their rows."""
+"""`statelog broadcasts`: list the versions of broadcast tables, or print their rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def broadcasts(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="The broadcast table. Without it, the command lists them."
+            metavar="NAME",
+            help="The broadcast table. Without a name, the command lists all tables.",
         ),
     ] = None,
     *,
@@ -33,10 +34,10 @@ def broadcasts(
     as_json: options.Json = False,
 ) -> None:
     """
-    List the version of each broadcast table that micro-batches saw, or print the rows of one.
+    List the versions of broadcast tables that micro-batches read, or print a version's rows.
 
-    Without a name, the command lists all retained checkpoints, or only that of --checkpoint.  The
-    setting `broadcast` of a query names its broadcast tables.
+    Without a name, the command lists the versions of all retained checkpoints, or only of
+    --checkpoint.  A query defines its broadcast tables with the setting `broadcast`.
 
     Examples:
         statelog broadcasts s3://bucket/jobs/alerts
@@ -48,7 +49,7 @@ def broadcasts(
             stored, _ = stored_with_attachments(state, checkpoint)
             table = broadcast_table(state.store, stored, name)
         elif to is not None:
-            raise UsageError("--to needs the name of a broadcast table")
+            raise UsageError("--to requires the name of a broadcast table")
         else:
             ids = [stored.checkpoint_id for stored in state.checkpoints() if stored.is_retained]
             chosen = ids if checkpoint is None else [checkpoint]

@@ -57,7 +57,7 @@ class Broadcasts(DriverExtension):
 
     def begin(self, start: BatchStart) -> None:
         """
-        Choose the versions that a micro-batch sees.
+        Choose the versions that a micro-batch reads.
 
         For errors see `BroadcastVersions.choose`.
         """
@@ -66,13 +66,13 @@ class Broadcasts(DriverExtension):
         )
 
     def task_part(self, operator: int, tasks: int) -> tuple[Attachment, ...] | None:
-        """Return the versions that the micro-batch sees."""
+        """Return the versions that the micro-batch reads."""
         return self._chosen or None
 
     def attachments(
         self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
     ) -> Sequence[Attachment]:
-        """Return the versions that the micro-batch and the kept recordings saw."""
+        """Return the versions that the micro-batch and the retained recordings reference."""
         before = of_kinds(start.attachments, BROADCAST)
         return kept_broadcasts(before, self._chosen, of_kinds(attached, RECORDING, DEAD_LETTERS))
 
@@ -101,7 +101,7 @@ class BroadcastVersions:
     def choose(
         self, batch_id: int, base_id: int | None, record: BatchRecord | None, checkpoint_id: int
     ) -> tuple[Attachment, ...]:
-        """Return the version of each table that a micro-batch sees; a new one is stored."""
+        """Return the version of each table that a micro-batch reads; store new versions."""
         current = {} if record is None else in_force(of_kinds(record.attachments, BROADCAST))
         base = _NO_CHECKPOINT if base_id is None else base_id
         chosen: list[Attachment] = []
@@ -112,7 +112,7 @@ class BroadcastVersions:
                 entry = self._stored(name, path, checkpoint_id) or entry
                 if entry is not None:
                     _log.info(
-                        "batch %d is repeated with version %s of %s",
+                        "Spark repeats batch %d with version %s of %s",
                         batch_id,
                         stored_version(entry),
                         name,
@@ -128,7 +128,7 @@ class BroadcastVersions:
         return tuple(chosen)
 
     def _newest(self, name: str, source: Broadcast) -> BroadcastTable:
-        """Return the table that a source has, read again where that is due."""
+        """Return a source's table, and read it again if that is due."""
         now = self._clock()
         before = self._tables.get(name)
         if before is not None and now < self._read_s[name] + source.interval_s:
@@ -141,7 +141,7 @@ class BroadcastVersions:
         return table
 
     def _stored(self, name: str, path: str, checkpoint_id: int) -> Attachment | None:
-        """Return the version that an earlier attempt of a micro-batch stored; None for none."""
+        """Return the version that an earlier attempt of a micro-batch stored, or None."""
         try:
             data = self._store.get(path)
         except ObjectNotFoundError:
@@ -150,7 +150,7 @@ class BroadcastVersions:
         return _entry(name, path, data, version_of(name, table), checkpoint_id)
 
     def _put(self, name: str, path: str, table: BroadcastTable, checkpoint_id: int) -> Attachment:
-        """Store a version, unless an earlier run has stored it under the name."""
+        """Store a version, unless an earlier run stored it under the same name."""
         data: bytes | memoryview = write_stream(table.table.to_batches(), table.table.schema)
         there = put_or_find(self._store, path, data, lambda: self._store.get(path), pause)
         if there is not None and bytes(there) != data:
@@ -184,7 +184,7 @@ def kept_broadcasts(
     replayed: Sequence[Attachment],
 ) -> tuple[Attachment, ...]:
     """
-    Return the versions that a checkpoint names.
+    Return the versions that a checkpoint references.
 
     Those that its micro-batch and kept recordings saw.
     """
@@ -197,7 +197,7 @@ def kept_broadcasts(
 
 
 def _seen_by(recording: Attachment, versions: Sequence[Attachment]) -> Iterator[Attachment]:
-    """Yield the versions that the micro-batches of an object with recordings saw."""
+    """Yield the versions that the micro-batches in a recording object read."""
     yield from in_force(versions, recording.oldest).values()
     for version in versions:
         if recording.oldest < version.newest <= recording.newest:
@@ -215,7 +215,7 @@ class DeclaredBroadcasts:
         return {"broadcast": self._broadcast}
 
     def _broadcast(self, name: str) -> Unusable:
-        """Declare a broadcast table; the result cannot be read, because `init` is called without rows."""
+        """Declare a broadcast table, which cannot be read during `init`."""
         self._names.append(name)
         return Unusable(
             f"broadcast table {name!r}: read it while rows or timers are handled, not in init()"
@@ -229,12 +229,12 @@ class DeclaredBroadcasts:
     def check(
         declared: Sequence[str], before: Sequence[Sequence[str]], settings: QuerySettings
     ) -> None:
-        """Raise `UsageError` if `init` asks for a broadcast table that the query does not have."""
+        """Raise `UsageError` if `init` declares a broadcast table that the query lacks."""
         for name in declared:
             if name not in settings.broadcast:
                 raise unknown_broadcast(name, settings.broadcast)
 
     @staticmethod
     def batch_part(declared: Sequence[str] | None, settings: QuerySettings) -> BroadcastTables:
-        """Return the tables as they are now."""
+        """Return the current tables."""
         return {name: read_source(name, source) for name, source in sources_of(settings).items()}

@@ -1,5 +1,5 @@
 """
-The versions of broadcast tables that a checkpoint names.
+The versions of broadcast tables that a checkpoint references.
 
 Which its micro-batch saw, and their rows.
 """
@@ -30,7 +30,7 @@ The kind of the attachments.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastVersion:
     """
-    The version of a broadcast table that a micro-batch saw.
+    The version of a broadcast table that a micro-batch read.
 
     Args:
         checkpoint_id: The checkpoint of the micro-batch.
@@ -55,12 +55,12 @@ def stored_version(entry: Attachment) -> str:
 
 
 def _seen(checkpoint: CompletedCheckpoint) -> dict[str, Attachment]:
-    """Return the version of each table that the micro-batch of a checkpoint saw."""
+    """Return the version of each table that a checkpoint's micro-batch read."""
     return in_force(of_kinds(BatchRecord.of(checkpoint).attachments, BROADCAST))
 
 
 def broadcast_versions(checkpoint: CompletedCheckpoint) -> tuple[BroadcastVersion, ...]:
-    """Return the versions that the micro-batch of a checkpoint saw, by name."""
+    """Return the versions that a checkpoint's micro-batch read, by name."""
     entries = _seen(checkpoint)
     return tuple(
         BroadcastVersion(
@@ -76,13 +76,13 @@ def broadcast_versions(checkpoint: CompletedCheckpoint) -> tuple[BroadcastVersio
 
 
 def broadcast_table(store: ObjectStore, checkpoint: CompletedCheckpoint, name: str) -> pa.Table:
-    """Return the rows of a broadcast table that the micro-batch of a checkpoint saw."""
+    """Return the rows of a broadcast table that a checkpoint's micro-batch read."""
     entries = _seen(checkpoint)
     if name not in entries:
         names = ", ".join(sorted(entries)) or "none"
         raise UsageError(
             f"checkpoint {checkpoint.checkpoint_id} of {store.url} does not have the broadcast table "
-            f"{name!r}; it has {names}"
+            f"{name!r}; its broadcast tables are {names}"
         )
     return read_broadcast(store, entries[name])
 
@@ -98,7 +98,7 @@ def read_broadcast(store: ObjectStore, entry: Attachment) -> pa.Table:
 
 
 def decode_broadcast(data: Buffer, path: str) -> pa.Table:
-    """Return the rows in an object; raises `CorruptionError` if it cannot be read."""
+    """Return the rows in an object; raise `CorruptionError` if it cannot be read."""
     try:
         return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:

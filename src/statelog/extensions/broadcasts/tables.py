@@ -1,5 +1,5 @@
 """
-Broadcast tables: small tables that every key sees, the same in all calls of a micro-batch.
+Broadcast tables: small tables that are the same for all keys and calls of a micro-batch.
 
 The driver reads the source of a table before a micro-batch.  A table that changed is a new version:
 it is stored before the tasks run, and the checkpoint of the micro-batch names it.
@@ -29,13 +29,13 @@ from statelog.spark.rows.spark_versions import arrow_of
 from statelog.spark.rows.types import arrow_schema, row_factory, table_of
 
 BROADCAST_BYTES_MAX: Final = 16 << 20
-"""Most bytes of a broadcast table in memory."""
+"""Maximum bytes of a broadcast table in memory."""
 _VERSION_DIGITS: Final = 16
-_NAME: Final = "the name of a broadcast table is up to 100 letters, digits, '_' and '.'"
+_NAME: Final = "the name of a broadcast table must be up to 100 letters, digits, '_' and '.'"
 
 
 class Repeated(enum.Enum):
-    """Which version a micro-batch sees that a restart repeats."""
+    """The version that a micro-batch reads if a restart repeats it."""
 
     SAME = "same"
     NEWEST = "newest"
@@ -71,7 +71,7 @@ class Broadcast:
         if not callable(self.source) and not isinstance(self.source, DataFrame):
             raise UsageError(
                 "a broadcast table is read from a function without arguments, or from a batch frame; got "
-                f"{type(self.source).__name__}. `lambda: table` makes a function of a table"
+                f"{type(self.source).__name__}. To pass a table, use `lambda: table`"
             )
         _ = self.interval_s, self.on_repeat  # wrong values are rejected at once
 
@@ -84,15 +84,17 @@ class Broadcast:
 
     @property
     def on_repeat(self) -> Repeated:
-        """Which version a repeated micro-batch sees."""
+        """The version that a repeated micro-batch reads."""
         try:
             return Repeated(self.repeated)
         except ValueError:
-            raise UsageError(f"repeated is 'same' or 'newest', not {self.repeated!r}") from None
+            raise UsageError(
+                f"repeated must be 'same' or 'newest', not {self.repeated!r}"
+            ) from None
 
 
 def sources(value: object) -> Mapping[str, Broadcast]:
-    """Return the value of the setting `broadcast`; raises `TypeError` where it is not a mapping."""
+    """Return the value of the setting `broadcast`; raise `TypeError` if it is not a mapping."""
     if not isinstance(value, Mapping):
         raise TypeError
     for name in value:
@@ -146,7 +148,7 @@ class BroadcastTable:
 
     def by(self, *columns: str) -> Mapping[object, tuple[Row, ...]]:
         """
-        Return the rows by the values of some columns; made once for each version in a worker.
+        Return the rows by the values of some columns; a worker builds this once per version.
 
         Args:
             columns: Names of columns.  With one the keys are its values, with several tuples.
@@ -188,16 +190,16 @@ def broadcast_in(tables: BroadcastTables, name: str) -> BroadcastTable:
 
 
 def unknown_broadcast(name: str, tables: Mapping[str, object]) -> UsageError:
-    """Return the error for a broadcast table that a query does not have."""
-    names = f"it has {', '.join(tables)}" if tables else "it has none"
+    """Return the error for a broadcast table that a query lacks."""
+    names = f"its tables are {', '.join(tables)}" if tables else "it has no broadcast tables"
     return UsageError(
-        f"init() asks for the broadcast table {name!r}, and the query does not have it: {names}. Pass "
+        f"init() asks for the broadcast table {name!r}, but the query does not have it: {names}. Pass "
         f"broadcast={{{name!r}: ...}} to transform_with_state"
     )
 
 
 def read_source(name: str, broadcast: Broadcast) -> BroadcastTable:
-    """Read a source, and return the version that it has now."""
+    """Read a source, and return its current version."""
     value: object = broadcast.source
     if callable(value) and not isinstance(value, DataFrame):
         function: Callable[[], object] = value
@@ -211,13 +213,13 @@ def read_source(name: str, broadcast: Broadcast) -> BroadcastTable:
 
 
 def version_of(name: str, value: object) -> BroadcastTable:
-    """Return a table in any form as a version of a broadcast table."""
+    """Convert a table in any form to a version of a broadcast table."""
     table = _table(name, value).replace_schema_metadata(None)
     if table.nbytes > BROADCAST_BYTES_MAX:
         raise UsageError(
-            f"the broadcast table {name!r} has {table.nbytes / (1 << 20):.0f} MiB, and at most "
-            f"{BROADCAST_BYTES_MAX >> 20} MiB are allowed: each worker holds all of it. Join a larger "
-            "table before the operator, or give it as a second input (tagged_union)"
+            f"the broadcast table {name!r} is {table.nbytes / (1 << 20):.0f} MiB; at most "
+            f"{BROADCAST_BYTES_MAX >> 20} MiB are allowed: each worker keeps a full copy. Join a larger "
+            "table before the operator, or pass it as a second input (tagged_union)"
         )
     table = table.combine_chunks()  # far below what one array can hold
     return BroadcastTable(table, hashlib.sha256(to_stream(table)).hexdigest()[:_VERSION_DIGITS])
@@ -246,6 +248,6 @@ def refuse_frames(settings: QuerySettings) -> None:
         if isinstance(broadcast.source, DataFrame) or is_connect(broadcast.source):
             raise UsageError(
                 f"the broadcast table {name!r} is a frame of Spark Connect, which the server cannot read "
-                "for each micro-batch: give a function that runs in the server and returns an Arrow "
+                "for each micro-batch: pass a function that runs in the server and returns an Arrow "
                 "table or a list of rows"
             )

@@ -1,4 +1,4 @@
-"""The broadcast tables of a micro-batch in a worker, which keeps the newest versions."""
+"""Provide a micro-batch's broadcast tables in a worker, and cache the newest versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statelog.spark.worker.extension import TaskExtension, TaskTools
 from statelog.store import ObjectStore
 
 _KEPT: Final = 16
-"""Most versions that a worker keeps."""
+"""Maximum number of versions that a worker caches."""
 
 _lock: Final = threading.Lock()
 _versions: Final[dict[tuple[str, str, int | None], BroadcastTable]] = {}
@@ -51,7 +51,7 @@ class TaskBroadcasts(TaskExtension):
         return {"broadcast": self._broadcast}
 
     def _broadcast(self, name: str) -> BroadcastTable:
-        """Return the broadcast table *name*, as the micro-batch sees it."""
+        """Return the broadcast table *name* in the micro-batch's version."""
         return broadcast_in(self._tables, name)
 
 
@@ -62,4 +62,4 @@ def _tables_of(part: object | None, tools: TaskTools | None) -> BroadcastTables:
         return part
     if isinstance(part, tuple) and tools is not None:
         return broadcast_tables(tools.store, part)
-    raise InvariantError(f"the part of broadcasts is a {type(part).__name__}")
+    raise InvariantError(f"the broadcast part of a task is a {type(part).__name__}")

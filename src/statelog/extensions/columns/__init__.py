@@ -1,5 +1,5 @@
 """
-Columns: processors that take all keys of a task at once, without a Python object per key or row.
+Columnar processors: they process all keys of a task at once, without an object per key or row.
 
     face            what the engine knows of them: the handle on the driver, and the run of a task
     processor       `ColumnarProcessor`

@@ -1,5 +1,5 @@
 """
-The face of columns: the handle that `init` gets on the driver, and the run over the keys of a task.
+The columnar face: the handle for `init` on the driver, and the run over a task's keys.
 
 The order is the same as in `ProcessorRun`: `init`, then `initialize` and `process` for each part of
 the rows, then `expired` for the timers that are due, then `close`.
@@ -48,7 +48,7 @@ from statelog.spark.worker.spill_file import SpillFile
 from statelog.state.kinds import StateKind
 from statelog.state.schema import TIMERS_NAME
 
-_ONLY_IN_INIT: Final = "state {!r}: state variables are {} in init() only"
+_ONLY_IN_INIT: Final = "state {!r}: state variables can be {} only in init()"
 
 
 class ColumnarTaskHandle(ExtendedHandle):
@@ -68,13 +68,13 @@ class ColumnarTaskHandle(ExtendedHandle):
         self._initialized = False
 
     def initialized(self) -> None:
-        """End the time in which state variables may be created."""
+        """End the phase in which state variables may be created."""
         self._initialized = True
 
     def getColumnState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> ColumnState:
-        """Return a state variable; raises `UsageError` if the driver does not know it."""
+        """Return a state variable; raise `UsageError` if the driver did not declare it."""
         if self._initialized:
             raise UsageError(_ONLY_IN_INIT.format(stateName, "created"))
         schemas = self._table.codec.schema
@@ -82,7 +82,7 @@ class ColumnarTaskHandle(ExtendedHandle):
             state_id = schemas.state_id(stateName)
         except KeyError:
             raise UsageError(
-                f"init() asks for state {stateName!r} in a task, but did not on the driver; it must "
+                f"init() asks for state {stateName!r} in a task, but did not ask for it on the driver; it must "
                 "ask for the same state everywhere"
             ) from None
         descriptor = schemas.states[state_id]
@@ -98,7 +98,7 @@ class ColumnarTaskHandle(ExtendedHandle):
         """The timers."""
         if self._timers is None:
             raise UsageError(
-                "timers need the time mode ProcessingTime or EventTime; this query has None: give "
+                "timers need the time mode ProcessingTime or EventTime, but this query uses None: pass "
                 'timeMode="ProcessingTime" to transform_with_state'
             )
         return self._timers
@@ -115,7 +115,7 @@ class ColumnarTaskHandle(ExtendedHandle):
 
 
 class ColumnarRun:
-    """One run of a columnar processor; the methods are described at `ProcessorRun`."""
+    """One run of a columnar processor; see `ProcessorRun` for the methods."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class ColumnarRun:
 
     @ends_of_process_are_errors
     def begin(self) -> None:
-        """Initialize the processor; raises `ProcessorError` if that fails."""
+        """Initialize the processor; raise `ProcessorError` if that fails."""
         self._table.forget_pending()
         handle = ColumnarTaskHandle(self._table, self._timers, self._drop, self._extensions)
         self._call("init", None, lambda: self._processor.init(cast("ColumnarHandle", handle)))
@@ -153,7 +153,7 @@ class ColumnarRun:
         self._extensions.opened()
 
     def in_parts(self, file: SpillFile) -> bool:
-        """Return False: what is written stays in memory, in columns, until the end."""
+        """Return False: all writes stay in memory, in columns, until the end."""
         self.output.bound_each_call()
         return False
 
@@ -179,12 +179,12 @@ class ColumnarRun:
             self.key_count += len(process_keys)
 
     def retire(self, changes: ChangeBatch) -> None:
-        """Refuse; see `in_parts`."""
+        """Raise; see `in_parts`."""
         raise InvariantError("the changes of a columnar run stay in memory")
 
     @ends_of_process_are_errors
     def end(self) -> None:
-        """Run the processor over the timers that are due, and close it; raises `ProcessorError`."""
+        """Run the processor over the due timers, and close it; raises `ProcessorError`."""
         if self._timers_id is not None and self._timers is not None:
             slots, times = self._table.due(self._range, self._timers_id, self._context.due_until_ms)
             if len(slots):
@@ -198,7 +198,7 @@ class ColumnarRun:
         self._call("close", None, self._processor.close)
 
     def flush(self) -> None:
-        """Join the rest of the output, whose tables were converted when they were yielded."""
+        """Join the rest of the output; its tables were converted when they were yielded."""
         self.output.flush()
         self._extensions.flush()
 
@@ -213,7 +213,7 @@ class ColumnarRun:
         return self._table.changes()
 
     def stage(self, checkpoint_id: int, base_id: int, state_handle_id: str) -> None:
-        """Keep the changes for the next task of this worker."""
+        """Keep the changes for this worker's next task."""
         self._state.stage(checkpoint_id, base_id, state_handle_id, self._range)
 
     def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
@@ -224,7 +224,7 @@ class ColumnarRun:
         self._table.drop(state_id, self._range)
 
     def _collect(self, method: str, keys: Keys, call: Callable[[], Tables]) -> None:
-        """Call a method and take the tables that it yields."""
+        """Call a method and collect the tables that it yields."""
 
         def run() -> None:
             produced = call()
@@ -261,26 +261,26 @@ def _keyed(rows: KeyedInput, zone: str) -> tuple[Keys, pa.Table] | None:
 
 
 class ColumnarDriverHandle(DriverHandle):
-    """Notes the variables that a columnar processor asks for."""
+    """Records the variables that a columnar processor declares."""
 
     def getColumnState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> object:
-        """Declare a variable; the result cannot be used, because `init` is called without keys."""
+        """Declare a variable; the result cannot be used in `init`, which has no keys."""
         return super()._variable(
             WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
         )
 
     def _variable(self, variable: WantedVariable) -> NoReturn:
-        """Refuse the variables of other processors."""
+        """Reject the state variables of other kinds of processors."""
         raise UsageError(
-            "a columnar processor has column state and timers: use getColumnState for values. Lists "
-            "and maps of each key need a processor of Rows or pandas frames"
+            "a columnar processor supports column state and timers: use getColumnState for values. Lists "
+            "and maps of each key require a processor of Rows or pandas frames"
         )
 
     @property
     def timers(self) -> _NoTimers:
-        """Timers that cannot be used, because keys do not exist."""
+        """Timers that cannot be used, because keys do not exist yet."""
         return _NoTimers()
 
 

@@ -44,7 +44,7 @@ class ColumnarHandle(Protocol):
 
     def broadcast(self, name: str) -> BroadcastTable:
         """
-        Return the broadcast table *name*, as the micro-batch sees it.
+        Return the broadcast table *name* in the micro-batch's version.
 
         See the setting `broadcast`.
         """
@@ -92,8 +92,9 @@ class ColumnarProcessor(ABC):
     """
     The input columns that `process` reads; None for all.
 
-    The others are not read, shuffled or sent.  The keys and the event time are always sent.  The setting
-    `inputColumns` goes first; where keys are recorded or become dead letters, all columns are sent.
+    The others are not read, shuffled or sent.  The keys and the event time are always sent.  The
+    setting `inputColumns` goes first; where keys are recorded or become dead letters, all columns
+    are sent.
     """
 
     @abstractmethod
@@ -107,13 +108,14 @@ class ColumnarProcessor(ABC):
 
         Args:
             keys: The distinct keys; `keys.starts` and `keys.ends` say which rows are theirs.
-            rows: The columns of the input, or those that `columns` names.  The rows of a key are together, in order of arrival.
+            rows: The columns of the input, or those that `columns` names.  The rows of a key are
+                together, in order of arrival.
             times: Processing time and watermark of the micro-batch.
         """
 
     def expired(self, keys: Keys, expiry_ms: pa.Array, times: TimerValues) -> Tables:
         """
-        Process the timers that are due, all at once; yield tables of output rows.
+        Process all due timers at once; yield tables of output rows.
 
         Each is deleted afterwards.  A timer registered here fires in the next micro-batch at the
         earliest.
@@ -128,11 +130,11 @@ class ColumnarProcessor(ABC):
     def initialize(self, keys: Keys, rows: pa.Table, times: TimerValues) -> None:
         """Process rows of initial state, before `process` in the first micro-batch."""
         raise UsageError(
-            f"{type(self).__name__} has no method initialize, which initial state needs"
+            f"{type(self).__name__} does not implement initialize, which initial state requires"
         )
 
     def close(self) -> None:
-        """Release what `init` made; called at the end of each task."""
+        """Release the resources of `init`; called at the end of each task."""
         return None
 
 

@@ -1,5 +1,5 @@
 """
-Rows as columns: one table of the rows of a task, and the tables that a columnar processor yields.
+Rows as columns: a task's input table, and the tables that a columnar processor yields.
 
 Where the hash of a key tells keys apart, one sort of 64-bit numbers groups the rows: the upper bits
 are from the hash, the lower bits are the number of the row, so that the rows of a key stay in the
@@ -75,7 +75,7 @@ class ColumnarInput:
         self._rows = rows.take(pa.array(order))
 
     def keyed(self, zone: str) -> tuple[Keys, pa.Table] | None:
-        """Return the keys and the rows, which show times in *zone*; None without any row."""
+        """Return the keys and the rows, with times in *zone*; None if the input is empty."""
         if self._keys is None or self._rows is None:
             return None
         self._keys.zone = zone
@@ -89,16 +89,16 @@ class ColumnarInput:
         return present
 
     def table_keys(self, key_group: int) -> Sequence[Key]:
-        """Refuse: the keys of a columnar input are columns."""
-        raise InvariantError("a columnar input has no keys as objects")
+        """Raise: the keys of a columnar input are columns."""
+        raise InvariantError("a columnar input does not have keys as objects")
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
-        """Refuse, as `table_keys`."""
-        raise InvariantError("a columnar input has no keys as objects")
+        """Raise, like `table_keys`."""
+        raise InvariantError("a columnar input does not have keys as objects")
 
 
 def hash_order(columns: Sequence[pa.Array], schema: pa.Schema) -> RowsByKey | None:
-    """Return the rows by key; None where the hash does not decide, or the rows are few."""
+    """Return the rows by key; None if hashes are ambiguous or there are only a few rows."""
     length = len(columns[0])
     if length < _LEAST_ROWS or not is_one_to_one(schema) or columns[0].null_count:
         return None
@@ -128,11 +128,11 @@ class ColumnarOutput:
 
     @property
     def pending(self) -> int:
-        """The number of rows that the next batch will have."""
+        """The number of rows in the next batch."""
         return self._rows
 
     def extend(self, produced: Iterable[object]) -> None:
-        """Collect the tables of one call; one that does not fit raises `UnfitOutputError`."""
+        """Collect the tables of one call; raise `UnfitOutputError` if a table does not fit."""
         for table in produced:
             try:
                 columns = columns_of(table, self._schema, -1, "the output")
@@ -153,7 +153,7 @@ class ColumnarOutput:
         return joined_batches(self._batches, "the output,")
 
     def clear(self) -> None:
-        """Drop all rows."""
+        """Discard all rows."""
         self._batches.clear()
         self._rows = 0
 
@@ -167,7 +167,7 @@ class ColumnarFormat:
     splits_keys: bool = False
 
     def cost(self, batch: pa.RecordBatch) -> int:
-        """Return the bytes of the rows, sorted rows and what a processor makes of them."""
+        """Return the memory for the rows, their sorted copy and a processor's results."""
         return _COPIES * int(batch.nbytes)
 
     def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:

@@ -1,4 +1,4 @@
-"""Run a columnar processor in a unit test: all keys of a table at once."""
+"""Run a columnar processor in a unit test, with all keys of a table at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from statelog.state.keys.key_hash import hash_columns
 
 
 class Tester(Protocol):
-    """What a test of columns needs of a `ProcessorTester`."""
+    """The parts of a `ProcessorTester` that a columnar test needs."""
 
     processor: AnyProcessor
     _keys: pa.Schema | None
@@ -37,7 +37,7 @@ class Tester(Protocol):
 def run_columns(
     tester: Tester, rows: pa.Table | None = None, initial: pa.Table | None = None
 ) -> pa.Table:
-    """Run one micro-batch; without rows only the timers that are due fire."""
+    """Run one micro-batch; without rows, only due timers fire."""
     extractor = tester._extractor if tester._time_mode == "eventtime" else None
     if rows is not None and extractor is not None:
         times = np.asarray(extractor(rows))
@@ -74,14 +74,14 @@ class _Tables(CollectedOutput):
 def _input(tester: Tester, rows: pa.Table | None) -> ColumnarInput:
     keys = tester._keys
     if keys is None:
-        raise UsageError("a tester of a columnar processor needs a keySchema")
+        raise UsageError("ProcessorTester requires keySchema for a columnar processor")
     # As Spark sends them: the key group, the columns of the key, the columns of the input.
     layout = InputLayout(tuple(range(1, 1 + len(keys))), 1 + len(keys))
     task_input = ColumnarInput(layout, KeyCodec(keys))
     if rows is None or not rows.num_rows:
         return task_input
     if missing := [name for name in keys.names if name not in rows.column_names]:
-        raise UsageError(f"the rows have no column {', '.join(missing)}, which keySchema names")
+        raise UsageError(f"the rows lack the column {', '.join(missing)}, which keySchema names")
     whole = rows.combine_chunks()
     columns = [one_array(whole.column(field.name).cast(field.type)) for field in keys]
     groups = hash_columns(columns, keys).view(np.int64) % np.int64(len(KEY_GROUPS))

@@ -1,5 +1,5 @@
 """
-Queries on a session of Spark Connect: the client's half and the half in the server's worker.
+Queries on Spark Connect: the client's half and the server worker's half.
 
 The server runs the function of `foreachBatch` in a separate Python process, one for each query.
 The engine of the driver runs there unchanged; the client makes the query and sends it, pickled.

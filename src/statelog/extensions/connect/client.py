@@ -135,7 +135,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         return cast("StreamingQuery", ConnectQuery(_started(writer), query.operators))
 
     def _asked(self, settings: QuerySettings, files: QueryFiles) -> bool | None:
-        """Return the setting `noDataBatches`; for a new query Spark's own setting counts too."""
+        """Return the setting `noDataBatches`; for a new query also apply Spark's setting."""
         setting = settings.no_data_batches
         is_off = (self._spark.conf.get(_NO_DATA, "true") or "").strip().lower() == "false"
         if setting is None and is_off and newest_offsets(files) is None:
@@ -143,11 +143,11 @@ class ConnectStreamWriter(StatefulStreamWriter):
         return setting
 
     def _warn_of_one_batch(self) -> None:
-        """Warn of `Trigger.AvailableNow` where a source cannot be read in parts."""
+        """Warn about `Trigger.AvailableNow` if a source cannot be read in parts."""
         if self._trigger.get("availableNow") and self._spark.conf.get(_IN_PARTS, "false") != "true":
             _log.warning(
-                "trigger(availableNow=True) of a query with timers takes all new rows in one "
-                "micro-batch, and after a stop in mid-batch only those of this micro-batch. If all "
+                "trigger(availableNow=True) reads all new rows of a query with timers in one "
+                "micro-batch, and after a stop during a batch only the rows of that batch. If all "
                 "sources of the query are Spark's own, set %s to true for the usual behaviour; or "
                 "noDataBatches=False, if the timers may wait for the next rows",
                 _IN_PARTS,
@@ -159,7 +159,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         )
 
     def _cores(self) -> int:
-        """Return the number of cores that Spark has, by the partitions of a small frame."""
+        """Return Spark's number of cores, found from the partitions of a small frame."""
         parts = self._spark.range(1000).select(spark_partition_id().alias("part")).distinct()
         return parts.count()
 
@@ -182,7 +182,7 @@ class ConnectStream(StatefulStream):
 
 def _with_ticks(frame: DataFrame) -> DataFrame:
     """
-    Return *frame* with one more source, without rows, whose offset changes each second.
+    Add to *frame* a source without rows whose offset changes every second.
 
     So Spark runs a micro-batch each second at least, and the engine skips it while no timer is due.
     """
@@ -193,12 +193,12 @@ def _with_ticks(frame: DataFrame) -> DataFrame:
 
 
 def _check_source(files: QueryFiles) -> None:
-    """Reject a query with no-data batches of a classic session, whose source has other offsets."""
+    """Reject a query that started with the no-data batches of a classic session."""
     newest = newest_offsets(files)
     offsets = None if newest is None else newest.offsets
     if offsets and _OF_CLASSIC in (offsets[-1] or ""):
         raise UsageError(
-            f"the query in {files.url} began in a classic session, with no-data batches that Spark "
+            f"the query in {files.url} started in a classic session, with no-data batches that Spark "
             "Connect cannot continue. Continue it in a classic session, or here with a new "
             "checkpointLocation, the same stateLocation and adopt=True"
         )
@@ -206,7 +206,7 @@ def _check_source(files: QueryFiles) -> None:
 
 def _started(writer: Any) -> SparkQuery:
     """
-    Start the query, again where the server's Python process was too slow to answer.
+    Start the query; retry if the server's Python process was too slow to answer.
 
     Spark waits ten seconds for it, and does not have a setting for that.
     """
@@ -222,7 +222,7 @@ def _started(writer: Any) -> SparkQuery:
                 raise cause from None
             if _NO_MODULE in text:
                 raise UsageError(
-                    "the Python of Spark's server has no statelog: install statelog[spark,connect] "
+                    "statelog is not installed in the Python of Spark's server: install statelog[spark,connect] "
                     "there, in the interpreter that PYSPARK_PYTHON of the server's environment "
                     "names, and in the executors' environment"
                 ) from error
@@ -232,7 +232,7 @@ def _started(writer: Any) -> SparkQuery:
                 raise UnavailableError(
                     f"the server's Python process for foreachBatch did not answer within ten "
                     f"seconds, {attempt} times. Either the server is overloaded: start the query "
-                    "again; or its interpreter does not work: PYSPARK_PYTHON of the server's "
+                    "again; or its interpreter does not work: PYSPARK_PYTHON in the server's "
                     "environment names it, and needs pyspark[connect] and statelog"
                 ) from error
             _log.warning("the server's Python process did not answer in time; trying again")
@@ -248,8 +248,8 @@ def refuse_observers(observers: Observers) -> None:
     for name, observer in by_name.items():
         if observer is not None:
             raise UsageError(
-                f"{name} does not work on Spark Connect: micro-batches run in the server, which "
-                "cannot call an object of this process. Leave it out, and read the same figures "
+                f"{name} is not supported on Spark Connect: micro-batches run in the server, which "
+                "cannot call an object in this process. Omit it, and read the same figures "
                 "from the query that start() returns (query.lastBatch, query.recentBatches), or "
                 "add a StreamingQueryListener to spark.streams for Spark's own"
             )
@@ -259,7 +259,7 @@ def refuse_direct(settings: QuerySettings) -> None:
     """Reject direct delivery."""
     if settings.delivery is Delivery.DIRECT:
         raise UsageError(
-            "the delivery direct does not work on Spark Connect: tasks answer by an accumulator, "
+            "delivery='direct' is not supported on Spark Connect: it needs an accumulator, "
             "which Connect does not have. Use delivery='staged', which is the default and delivers "
             "exactly once"
         )
@@ -276,8 +276,8 @@ def refuse_relative(checkpoint: str, settings: QuerySettings) -> None:
     for path in paths:
         if path and not path.startswith("/") and ":" not in path:
             raise UsageError(
-                f"{path!r} is a relative path, which means another folder on the server of Spark "
-                "Connect than here: give an absolute path, or a URL"
+                f"{path!r} is a relative path, which means a different folder on the Spark "
+                "Connect server than here: pass an absolute path or a URL"
             )
 
 
@@ -289,7 +289,7 @@ def _grouping_of(grouped: GroupedData) -> Grouping:
 
 
 def _input_name(column: object) -> str | None:
-    """Return the name of the bare input column that a grouping column is; else None."""
+    """Return a grouping column's name if it is a plain input column, or None."""
     expression = column._expr if isinstance(column, Column) else None
     if not isinstance(expression, ColumnReference):
         return None
@@ -327,13 +327,13 @@ class ConnectQuery(SparkQuery):
 
     @property
     def lastBatch(self) -> BatchProgress | None:
-        """The figures of the newest micro-batch that was committed; None before the first."""
+        """The figures of the newest committed micro-batch; None before the first one."""
         return max(self.recentBatches, key=lambda batch: batch.batch_id, default=None)
 
     @property
     def recentBatches(self) -> list[BatchProgress]:
         """
-        The figures of the newest micro-batches, of this run or those before in the same session.
+        The figures of the newest micro-batches in this session, from this run or earlier runs.
 
         They are in the session on the server, under keys that begin with `statelog.batches`.
         """
@@ -341,12 +341,12 @@ class ConnectQuery(SparkQuery):
 
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:
-        """See Spark's `StreamingQuery.recentProgress`; with the figures of statelog."""
+        """See Spark's `StreamingQuery.recentProgress`; includes statelog's figures."""
         return self._with_figures(super().recentProgress)
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:
-        """See Spark's `StreamingQuery.lastProgress`; with the figures of statelog."""
+        """See Spark's `StreamingQuery.lastProgress`; includes statelog's figures."""
         progress = super().lastProgress
         return None if progress is None else self._with_figures([progress])[0]
 
@@ -400,8 +400,8 @@ def _begin_with_message(error: StreamingQueryException) -> None:
     cause = reported_in(text)
     if cause is None and _CRASHED in text:
         cause = UnavailableError(
-            "the server's Python process of this query ended: it was killed, most often for lack of "
-            "memory on the server's host. Nothing is lost: start the query again, and it repeats "
+            "the server's Python process of this query ended: it was killed, probably for lack of "
+            "memory on the server's host. Nothing is lost: start the query again; Spark will repeat "
             "the micro-batch"
         )
     if cause is not None and isinstance(getattr(error, "_message", None), str):

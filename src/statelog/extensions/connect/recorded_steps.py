@@ -55,17 +55,17 @@ class _Node(NamedTuple):
 
 
 def input_plan(frame: DataFrame) -> InputPlan:
-    """Return the facts from the plan of a frame, by two calls of the server."""
+    """Return the facts from a frame's plan, with two calls to the server."""
     return facts_in(_analyzed(frame)) if frame.isStreaming else InputPlan()
 
 
 def node_names(frame: DataFrame) -> Counter[str]:
-    """Return how often each node is in the plan of a frame, by a call of the server."""
+    """Count the nodes in a frame's plan by name, with one call to the server."""
     return Counter(node.name for node in _nodes(_analyzed(frame)))
 
 
 def facts_in(text: str) -> InputPlan:
-    """Return the facts from the analyzed plan of a stream, one node in a line."""
+    """Return the facts from the analyzed plan of a stream, one node per line."""
     return facts_of(_streaming(list(_nodes(text))))
 
 
@@ -90,7 +90,7 @@ def _nodes(text: str) -> Iterator[_Node]:
 
 
 def _streaming(nodes: list[_Node]) -> Iterator[tuple[str, int]]:
-    """Yield the streaming nodes, each with the number of its streaming children."""
+    """Yield the streaming nodes, with the number of streaming children of each."""
     children: Counter[int] = Counter()
     # From the end, so that the children of a node come before it.
     for node in reversed(nodes):
@@ -102,15 +102,15 @@ def _streaming(nodes: list[_Node]) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ConnectPlan(RecordedPlan):
-    """The steps applied to the output of a stateful operator on Spark Connect."""
+    """Records the steps applied to a stateful operator's output on Spark Connect."""
 
     @classmethod
     def of(cls, session: SparkSession, schema: StructType) -> Self:
-        """Return the plan without steps for an output of *schema*."""
+        """Return a plan without steps for an output with *schema*."""
         return cls(session.createDataFrame([], schema))
 
     def _check(self, method: str, shape: DataFrame) -> None:
-        """Make the server resolve a step, and reject one that needs state."""
+        """Let the server resolve a step; reject it if it needs state."""
         _ = shape.schema  # the server resolves a step only when it is asked
         if method in _OF_EXPRESSIONS:
             for name in node_names(shape) - node_names(self.shape):
@@ -122,7 +122,7 @@ class ConnectPlan(RecordedPlan):
         return self.for_worker().apply(frame, observations)
 
     def for_worker(self) -> RecordedSteps:
-        """Return the steps as the worker needs them."""
+        """Return the steps in the form that the worker needs."""
         return RecordedSteps(
             _plan_id(self.start),
             tuple(
@@ -134,7 +134,7 @@ class ConnectPlan(RecordedPlan):
 @dataclass(frozen=True, slots=True)
 class RecordedSteps:
     """
-    Recorded steps, without the client's shapes.
+    Recorded steps, without the client's schemas.
 
     Each has method, arguments, keyword arguments, and the id of the shape's plan after it.
     """
@@ -161,7 +161,7 @@ class RecordedSteps:
 
 def of_session(value: Any, session: Any) -> Any:
     """
-    Return a Connect frame as a frame of *session*; any other value unchanged.
+    Move a Connect frame to *session*; return any other value unchanged.
 
     A micro-batch has a copy of the user's session from 4.3 on, and Spark combines frames of one
     session only.
@@ -170,12 +170,12 @@ def of_session(value: Any, session: Any) -> Any:
 
 
 def next_plan_id() -> int:
-    """Return the id that the next plan in this process gets."""
+    """Return the id of the next plan in this process."""
     return LogicalPlan._nextPlanId
 
 
 def begin_plan_ids_at(plan_id: int) -> None:
-    """Number new plans of this process from *plan_id* on, or from a later id."""
+    """Number new plans in this process from *plan_id* or a later id."""
     LogicalPlan._nextPlanId = max(LogicalPlan._nextPlanId, plan_id)
 
 
@@ -185,7 +185,7 @@ def _plan_id(frame: Any) -> int:
 
 
 def _with_id(frame: DataFrame, plan_id: int) -> DataFrame:
-    """Change the id of the plan of a frame, which a call has just made; return the frame."""
+    """Change the plan id of a frame that was just created; return the frame."""
     plan = frame._plan
     setattr(plan, _ID if hasattr(plan, _ID) else "_plan_id", plan_id)
     return frame

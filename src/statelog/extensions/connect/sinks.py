@@ -39,7 +39,7 @@ def sink_of(
     file_output: FileOutput,
 ) -> Sink:
     """
-    Return the sink for a format or table, which can be pickled.
+    Return a picklable sink for a format or table.
 
     Reject what Connect cannot write.
     """
@@ -71,13 +71,13 @@ def _check_folder(session: SparkSession, source: str, path: OptionValue) -> None
         raise no_path(source)
     if _has_log(session, str(path)):
         raise UsageError(
-            f"{path} has a log of streaming output, which would hide appended files from Spark's "
+            f"{path} contains a log of streaming output, which would hide appended files from Spark's "
             "readers: write to a different folder"
         )
 
 
 def _has_log(session: SparkSession, path: str) -> bool:
-    """Return whether Spark reads a folder by the log of its streaming file sink."""
+    """Return whether Spark reads a folder through the log of its streaming file sink."""
     files: Any = session.read.format("text").load(path)
     try:
         return _READ_BY_LOG in files._explain_string()
@@ -90,7 +90,7 @@ def _has_log(session: SparkSession, path: str) -> bool:
 def _no_file_sink(source: str) -> UsageError:
     return UsageError(
         f"{source} files cannot be written exactly once by .format() on Spark Connect, which cannot "
-        "reach Spark's streaming file sink. Either write each micro-batch to a folder of its own, "
+        "reach Spark's streaming file sink. Either write each micro-batch to a separate folder, "
         "which a repetition overwrites: .foreachBatch(lambda frame, batch_id: "
         f"frame.write.mode('overwrite').format('{source}').save(f'{{folder}}/batch={{batch_id}}')); "
         "or write to a table with transactions (delta); or accept that a repeated micro-batch is "
@@ -116,7 +116,7 @@ class MemoryInWorker:
         self._memory: Memory | None = None
 
     def begin(self, session: SparkSession) -> None:
-        """Use the user's session, in the worker."""
+        """Use the user's session in the worker."""
         self._memory = Memory(session, self._name, self._schema)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -126,7 +126,7 @@ class MemoryInWorker:
 
 
 class Foreach:
-    """Calls a function, as Spark's `foreach` takes it, with each row, in the tasks."""
+    """Calls a function of Spark's `foreach` with each row, in the tasks."""
 
     def __init__(self, f: RowFunction) -> None:
         DataStreamWriter._construct_foreach_function(f)  # checks it

@@ -47,7 +47,7 @@ _GLOB: Final = re.compile(r"([*?\[\]{}\\])")
 
 class SparkFiles:
     """
-    A checkpointLocation in any file system of the server, named as for Spark.
+    A checkpointLocation in any of the server's file systems, spelled as for Spark.
 
     Hidden files, such as those with Hadoop's checksums, are not found.
     """
@@ -76,7 +76,7 @@ class SparkFiles:
         return sorted({name.partition("/")[0] for name in below})
 
     def qualified(self) -> str | None:
-        """Return the location as Spark resolves it; None before a query ran."""
+        """Return the location as Spark resolves it; None if no query has run there."""
         paths = self._column("path", _GLOB.sub(r"\\\1", f"{self._url}/{_METADATA}"))
         return str(paths[0]).rpartition("/")[0] if paths else None
 
@@ -92,7 +92,7 @@ class SparkFiles:
 
 
 def files_in_worker(session: SparkSession, location: str) -> QueryFiles:
-    """Return the files of a running query, in the process of its micro-batches."""
+    """Return a running query's files, in the process that runs its micro-batches."""
     files = SparkFiles(session, location)
     url = files.qualified()
     if url is not None and url.startswith(LOCAL):
@@ -105,22 +105,22 @@ def files_in_worker(session: SparkSession, location: str) -> QueryFiles:
 _log = logging.getLogger("statelog.spark")
 
 KEPT_BATCHES: Final = 32
-"""Number of the newest micro-batches whose figures the server's session has."""
+"""Number of newest micro-batches with figures in the server's session."""
 
 
 def figures_key(query_id: str, batch_id: int | None = None) -> str:
-    """Return the key in the session with the figures of a micro-batch; without one, its prefix."""
+    """Return the session key of a micro-batch's figures; without a batch, the prefix of all."""
     prefix = f"statelog.batches.{query_id}."
     return prefix if batch_id is None else f"{prefix}{batch_id % KEPT_BATCHES}"
 
 
 def observed_key(query_id: str, batch_id: int) -> str:
-    """Return the key in the session's configuration with the observed metrics of a micro-batch."""
+    """Return the session key of a micro-batch's observed metrics."""
     return f"statelog.observed.{query_id}.{batch_id % KEPT_BATCHES}"
 
 
 class ObservedFigures(msgspec.Struct, frozen=True):
-    """The observed metrics of a micro-batch by name and column, as the session has them."""
+    """A micro-batch's observed metrics by name and column, as stored in the session."""
 
     batch_id: int
     values: dict[str, dict[str, object]]
@@ -128,7 +128,7 @@ class ObservedFigures(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryStart:
-    """What the worker needs to run a query, at a checkpointLocation as given to Spark."""
+    """The data that the worker needs to run a query."""
 
     query: Query
     checkpoint: str
@@ -140,7 +140,7 @@ class QueryStart:
 
 
 class ConnectEngine:
-    """The function for `foreachBatch`, in the client and, unpickled, in the worker."""
+    """The function for `foreachBatch`, on the client and, after unpickling, in the worker."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -150,7 +150,7 @@ class ConnectEngine:
 
     @classmethod
     def of(cls, start: QueryStart) -> ConnectEngine:
-        """Return the function for a query, if sink and steps can be pickled."""
+        """Return a query's function for `foreachBatch`, if sink and steps can be pickled."""
         sent = _to_send(start)
         try:
             return cls(cloudpickle.dumps(sent))
@@ -164,14 +164,14 @@ class ConnectEngine:
         return _restored, (__version__, next_plan_id(), self._payload)
 
     def begin(self) -> None:
-        """Unpickle the query, while the user's session is the active one of the worker's thread."""
+        """Unpickle the query while the user's session is active in the worker's thread."""
         self._root = ConnectSession.getActiveSession()
         self._start = start = cloudpickle.loads(self._payload)
         if isinstance(start.sink, MemoryInWorker):
             start.sink.begin(self._root)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Process one micro-batch; raise errors so that the client finds them in Spark's text."""
+        """Process one micro-batch; raise errors in a form that the client finds in Spark's text."""
         try:
             if self._engine is None:
                 self._engine = self._opened(frame)
@@ -221,7 +221,7 @@ class ConnectEngine:
 
 
 def _to_send(start: QueryStart) -> QueryStart:
-    """Return *start* without its input, whose plan may be large."""
+    """Return *start* without its input, because the input's plan may be large."""
     query = start.query
     empty = query.source.frame.sparkSession.range(0)
     return replace(
@@ -234,7 +234,7 @@ def _to_send(start: QueryStart) -> QueryStart:
 
 
 def _with_frames(query: Query, session: Any, note: Callable[[BatchProgress], None]) -> Query:
-    """Return *query* with its frames in the session of the micro-batches."""
+    """Move *query*'s frames to the session of the micro-batches."""
     return replace(
         query,
         operators=tuple(_with_frame(operator, session) for operator in query.operators),
@@ -251,11 +251,11 @@ def _with_frame(operator: OperatorDefinition, session: Any) -> OperatorDefinitio
 
 
 def _restored(version: str, plan_ids: int, payload: bytes) -> ConnectEngine:
-    """Return the function in the worker, if the server has the client's version of statelog."""
+    """Return the function in the worker, if the versions of client and server match."""
     if version != __version__:
         raise UsageError(
-            f"the client has statelog {version}, and the server {__version__}: install the same "
-            f"version in both\n{END_OF_REPORT}"
+            f"the client runs statelog {version}, but the server runs {__version__}: install the same "
+            f"version on both\n{END_OF_REPORT}"
         )
     begin_plan_ids_at(plan_ids)  # ids of the client's plans are in the columns of the steps
     engine = ConnectEngine(payload)

@@ -1,5 +1,5 @@
 """
-A processor that begins with a frame of state as its initial state.
+Start a processor with a frame of state as its initial state.
 
 Variables and fields are matched by their names, at every depth.
 
@@ -55,7 +55,7 @@ Plain: TypeAlias = Callable[[Any], Any]
 def plain_struct(
     schema: T.StructType, *, is_utc: bool, path: str
 ) -> Callable[[object], tuple[object, ...]]:
-    """Return a function that makes a tuple of a struct, whose fields it finds by their names."""
+    """Return a function that converts a struct to a tuple, matching fields by name."""
     names = tuple(schema.names)
     converters = [
         _optional(_plain(field.dataType, is_utc, f"{path}.{field.name}")) for field in schema.fields
@@ -66,7 +66,7 @@ def plain_struct(
         if stored != names:
             if sorted(stored) != sorted(names):
                 raise UsageError(
-                    f"the initial state has the fields ({', '.join(stored)}) in {path!r}, where init() "
+                    f"the initial state contains the fields ({', '.join(stored)}) in {path!r}, but init() "
                     f"declares ({', '.join(names)}): declare the fields of the frame, in any order"
                 )
             by_name = dict(zip(stored, values, strict=True))
@@ -108,7 +108,7 @@ def _optional(convert: Plain) -> Plain:
 
 
 def _scalar(value: object) -> object:
-    """Return a value of numpy or pandas as one of Python."""
+    """Convert a NumPy or pandas value to a Python value."""
     if isinstance(value, np.datetime64 | np.timedelta64):  # `item` of nanoseconds is a number
         value = value.astype(f"{'M' if isinstance(value, np.datetime64) else 'm'}8[us]")
     for name in ("to_pydatetime", "to_pytimedelta", "item"):
@@ -119,7 +119,7 @@ def _scalar(value: object) -> object:
 
 def _whole(value: SupportsInt) -> int | None:
     """
-    Return a whole number, also of a float.
+    Return a whole number, also if a float contains it.
 
     In frames of Spark before 4.2 an array of whole numbers with a null is an array of floats.
     """
@@ -130,20 +130,20 @@ def _whole(value: SupportsInt) -> int | None:
         return None
     if abs(number) >= _EXACT:
         raise UsageError(
-            f"the initial state has {number!r} in an array with nulls, where this version of Spark gives "
-            "frames floats, which do not hold such numbers exactly. Use a processor of Rows, or Spark "
+            f"the initial state contains {number!r} in an array with nulls, which this version of Spark converts "
+            "to floats; floats cannot represent it exactly. Use a processor of Rows, or Spark "
             "4.2 or later"
         )
     return int(number)
 
 
 def _time(value: object) -> Any:
-    """Return a time of numpy or pandas as one of Python; None for their missing time."""
+    """Convert a NumPy or pandas time to a Python time; None for a missing time."""
     return None if value != value else _scalar(value)
 
 
 def _timestamp_utc(value: object) -> dt.datetime | None:
-    """Return the moment of a timestamp of UTC."""
+    """Convert a UTC timestamp to a point in time."""
     plain: dt.datetime | None = _time(value)
     if plain is None or plain.tzinfo is not None:
         return plain
@@ -152,7 +152,7 @@ def _timestamp_utc(value: object) -> dt.datetime | None:
 
 def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
     """
-    Return a processor that begins with the rows of `to_spark` or `spark_state`.
+    Return a processor that starts with the rows of `to_spark` or `spark_state`.
 
     It calls *processor*, of either row format, for everything but `handleInitialState`.  Give it to
     the operator of Spark or statelog together with `initialState=frame.groupBy(...)`.  It may be
@@ -179,14 +179,14 @@ def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
 
 
 class WithInitialState(StatefulProcessor):
-    """A processor that begins with a frame of state; see `with_initial_state`."""
+    """A processor that starts with a frame of state; see `with_initial_state`."""
 
     def __init__(self, processor: StatefulProcessor) -> None:
         self._processor = processor
         self._handle: _NotingHandle
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Call the processor's `init`, and note the state objects that it creates."""
+        """Call the processor's `init`, and record the state objects that it creates."""
         self._handle = _NotingHandle(handle)
         self._processor.init(self._handle)
 
@@ -220,14 +220,14 @@ class WithInitialState(StatefulProcessor):
         variable = self._handle.variables.get(name)
         if variable is None:
             raise UsageError(
-                f"the initial state has a variable {name!r}, which init() does not create; "
-                "create it, or leave it out with variables=..."
+                f"the initial state contains the variable {name!r}, which init() does not create; "
+                "create it, or exclude it with variables=..."
             )
         # A struct is a dict or a Row, an array anything else.
         is_struct = isinstance(cell, Mapping | tuple)
         if is_struct is not isinstance(variable, _ValueVariable):
             raise UsageError(
-                f"the initial state has {name!r} of another kind than the {variable.kind} state that "
+                f"the kind of {name!r} in the initial state differs from the {variable.kind} state that "
                 "init() creates; exclude it with variables=..."
             )
         variable.set(cells.live(name, [cell] if is_struct else cell, now_ms), cells.is_utc)
@@ -272,7 +272,7 @@ def _cells_of(initial: RowLike) -> Iterator[_Cells]:
     missing = [name for name in expected[:2] if name not in names]
     if missing:
         raise UsageError(
-            f"the initial state has no column {missing[0]}, but {', '.join(names)}; pass the frame "
+            f"the initial state lacks the column {missing[0]}; it has {', '.join(names)}; pass the frame "
             "of to_spark or spark_state, grouped by the key"
         )
     columns: list[Sequence[object]] = []
@@ -291,7 +291,7 @@ def _cells_of(initial: RowLike) -> Iterator[_Cells]:
 
 
 def _named(struct: Row | Mapping[str, object] | None) -> Mapping[str, object]:
-    """Return a struct by the names of its fields; none for null."""
+    """Return a struct as a mapping from field names; None for null."""
     if struct is None:
         return {}
     return (
@@ -300,11 +300,13 @@ def _named(struct: Row | Mapping[str, object] | None) -> Mapping[str, object]:
 
 
 def _fields(struct: object) -> tuple[tuple[str, ...], tuple[object, ...]]:
-    """Return the names and the values of a struct, given as Row or mapping."""
+    """Return the names and the values of a struct, which is a Row or a mapping."""
     if isinstance(struct, Mapping):
         return tuple(struct), tuple(struct.values())
     if not isinstance(struct, tuple):
-        raise UsageError(f"the initial state has a {type(struct).__name__} in place of a struct")
+        raise UsageError(
+            f"the initial state contains a {type(struct).__name__} instead of a struct"
+        )
     return tuple(getattr(struct, "__fields__", ())), tuple(struct)
 
 
@@ -335,18 +337,18 @@ class _Variable(ABC):
         return _converters(self.user_key_schema, f"{self.name}.key")
 
     def value(self, struct: object, is_utc: bool) -> tuple[object, ...]:
-        """Return a value, a list element or a map value as the state takes it."""
+        """Convert a value, a list element or a map value for the state."""
         values: tuple[object, ...] = self._values[is_utc](struct)
         return values
 
     def user_key(self, struct: object, is_utc: bool) -> tuple[object, ...]:
-        """Return a map key as the state takes it."""
+        """Convert a map key for the state."""
         key: tuple[object, ...] = self._user_keys[is_utc](struct)
         return key
 
     @abstractmethod
     def set(self, entries: Sequence[object], is_utc: bool) -> None:
-        """Set the entries of a key, which has none."""
+        """Set the entries of a key without entries."""
 
 
 class _ValueVariable(_Variable):
@@ -391,15 +393,15 @@ def _converters(schema: StructType | str, path: str) -> tuple[Plain, Plain]:
 
 
 def _refuse(schema: StructType | str, error: UsageError, struct: object) -> NoReturn:
-    """Raise the error for values whose fields cannot be found without the declared ones."""
+    """Raise the error for values whose fields require declared types."""
     raise UsageError(
-        f"the types of {schema!r} are needed in a task, where they cannot be read from text: {error}. "
+        f"a task needs the types of {schema!r}, but cannot parse them from text: {error}. "
         "Let init() declare them as a StructType"
     ) from error
 
 
 class _NotingHandle(StatefulProcessorHandle):
-    """A handle that notes the state objects that it returns."""
+    """A handle that records the state objects that it returns."""
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle

@@ -1,5 +1,5 @@
 """
-Read the state of a query from Spark's own state store, one row for each key.
+Read a query's state from Spark's own state store, one row per key.
 
 Source: Spark's data sources `state-metadata` and `statestore`, with their columns.
 """
@@ -31,7 +31,7 @@ def spark_state(
     batch_id: int | None = None,
 ) -> DataFrame:
     """
-    Read the state of a query on Spark's own state store.
+    Read the state of a query that uses Spark's own state store.
 
     Example:
         state = spark_state(spark, "s3://bucket/queries/old")
@@ -114,7 +114,7 @@ def _variables(
     missing = [name for name in wanted if name not in variables]
     if missing or not wanted:
         raise UsageError(
-            f"{location} has no state {', '.join(missing) or 'without a name'}; it has "
+            f"{location} does not contain the state {', '.join(missing) or 'without a name'}; it contains "
             f"{', '.join(sorted(variables))}"
         )
     return {name: of for name, of in variables.items() if name in wanted or of[0] == _TIMERS}

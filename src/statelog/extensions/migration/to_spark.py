@@ -1,5 +1,5 @@
 """
-Write the state of a state location as a frame of state that Spark reads.
+Convert the state of a location to a frame that Spark can read.
 
 A frame of state has one row for each key: the columns of the key, then those that are named here.
 A snapshot has the expiry of an entry inside it.  In the frame values and expiry are columns of
@@ -84,7 +84,7 @@ _OWN = (STATE_COLUMN, TIMERS_COLUMN, EXPIRY_COLUMN, CHECKPOINT_COLUMN)
 
 
 class KeyRows:
-    """Makes the rows of a frame of state."""
+    """Builds the rows of a frame of state."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class KeyRows:
         names = self._key.names
         if len({name.lower() for name in names}) < len(names) or set(names) & set(_OWN):
             raise UsageError(
-                f"the key's columns ({', '.join(names)}) cannot be columns of a frame of state: each "
-                f"needs a name of its own, other than {', '.join(_OWN)}"
+                f"the key's columns ({', '.join(names)}) cannot be columns of a frame of state: each column "
+                f"needs a unique name other than {', '.join(_OWN)}"
             )
         live = [state for state in schema.states if not state.dropped]
         # The processor does not have the variables that extensions add.
@@ -126,7 +126,7 @@ class KeyRows:
         return pa.schema([*fields, pa.field(CHECKPOINT_COLUMN, pa.int64())])
 
     def of(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of *keys*, a part of a snapshot; a key without state has none."""
+        """Return the rows of *keys*, a part of a snapshot; a key without state gets no row."""
         schema = self.schema()
         cells = {state.name: keys.column(state.name) for state in self._states}
         timers = keys.column(self._timers) if self._has_timers else pa.nulls(keys.num_rows, _TIMES)
@@ -155,7 +155,7 @@ def _chosen(states: Sequence[StateDescriptor], names: Sequence[str]) -> list[Sta
     missing = [name for name in names if name not in by_name]
     if missing or not names:
         raise UsageError(
-            f"there is no state {', '.join(missing) or 'without a name'}; the checkpoint has "
+            f"the state {', '.join(missing) or 'without a name'} does not exist; the checkpoint contains "
             f"{', '.join(sorted(by_name)) or 'none'}"
         )
     return [state for state in states if state.name in names]
@@ -174,7 +174,7 @@ def _struct(schema: pa.Schema) -> pa.DataType:
 
 
 def _without_zone(kind: pa.DataType) -> pa.DataType:
-    """Return a type whose timestamps have no zone; see `CHECKPOINT_COLUMN`."""
+    """Return the type with timestamps without a time zone; see `CHECKPOINT_COLUMN`."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp(kind.unit)
     return with_fields(kind, lambda field: field.with_type(_without_zone(field.type)))
@@ -189,7 +189,7 @@ def _expiry(state: StateDescriptor, cells: pa.Array) -> pa.Array:
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Return lists of *elements* with the lengths of *like*, which may be part of a column."""
+    """Return lists of *elements* with the lengths of *like*, which may be a slice."""
     lengths = pc.list_value_length(like).fill_null(0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=like.is_null())
@@ -206,7 +206,7 @@ def to_spark(
     operator: str | None = None,
 ) -> DataFrame:
     """
-    Write the state of a query on statelog as Parquet, one row for each key.
+    Write a query's state as Parquet, one row per key.
 
     The state is read by tasks, as it is after one checkpoint; nothing in the state location
     changes.  The query may run, but what it does after the checkpoint is not in the frame.
@@ -307,7 +307,7 @@ _BEGIN: Final = '{"logOffset":1}'
 """The offset of a file source in the planned micro-batch: the entry of `_seen_files`."""
 _COMPACT_INTERVAL: Final = "spark.sql.streaming.fileSource.log.compactInterval"
 _LEAST_INTERVAL: Final = 3
-"""With a lower one an entry of the new log would have to be a compact one."""
+"""With a lower interval, an entry of the new log would have to be a compact file."""
 
 
 class _Commit(msgspec.Struct, rename="camel"):
@@ -338,7 +338,7 @@ def spark_checkpoint(
     storage_options: Mapping[str, object] | None = None,
 ) -> Offsets:
     """
-    Write a checkpointLocation in which Spark's query begins after a checkpoint of statelog.
+    Write a checkpointLocation from which Spark's query continues after a statelog checkpoint.
 
     Its first micro-batch is planned, and has no rows: it imports the initial state.  It has the
     watermark of the old query, and the time of its last micro-batch.
@@ -373,7 +373,7 @@ def spark_checkpoint(
     if checkpoint_files(spark, new_checkpoint_location).names(""):
         raise UsageError(f"{new_checkpoint_location} is not empty: pass a new checkpointLocation")
     if int(spark.conf.get(_COMPACT_INTERVAL, "10") or 10) < _LEAST_INTERVAL:
-        raise UsageError(f"{_COMPACT_INTERVAL} is less than {_LEAST_INTERVAL}; set a higher number")
+        raise UsageError(f"{_COMPACT_INTERVAL} is less than {_LEAST_INTERVAL}; set a higher value")
     store = open_state(location, options=storage_options)
     record = BatchRecord.of(find_checkpoint(store, given_checkpoint_id(store, checkpoint)))
     old = checkpoint_files(spark, checkpoint_location)
@@ -386,11 +386,11 @@ def spark_checkpoint(
 def new_files(
     old: QueryFiles, record: BatchRecord, setting: Callable[[str, str], str | None]
 ) -> tuple[Offsets, dict[str, bytes]]:
-    """Return the offsets of a checkpoint, and the files of the new checkpointLocation."""
+    """Return a checkpoint's offsets, and the files of the new checkpointLocation."""
     query_id = recorded_query_id(old)
     if query_id != record.query_id:
         raise UsageError(
-            f"{old.url} is the checkpointLocation of query {query_id or '(none)'}, the state is that of "
+            f"{old.url} is the checkpointLocation of query {query_id or '(none)'}, but the state is that of "
             f"query {record.query_id}: pass the checkpointLocation and the stateLocation of one query"
         )
     batch = f"micro-batch {record.batch_id} of {old.url}"
@@ -404,8 +404,8 @@ def new_files(
     commit = old.read(f"{COMMITS}/{record.batch_id}")
     if commit is None:
         raise CheckpointError(
-            f"{batch} has no entry in {COMMITS}, so its output may not have reached the sink: start "
-            "the query on statelog once more, which delivers it, and stop it; or use an earlier checkpoint",
+            f"{batch} does not have an entry in {COMMITS}, so its output may not have reached the sink: start "
+            "the query on statelog again, which delivers it, and then stop it; or use an earlier checkpoint",
             reason="undelivered",
         )
     # The log comes last: without it Spark would take the folder for a new query's.
@@ -435,8 +435,8 @@ def _offsets_of_user(entry: OffsetEntry, record: BatchRecord, batch: str) -> Off
     offsets = entry.offsets
     if offsets is None:
         raise IncompatibleFormatError(
-            f"{batch} has its offsets by the names of the sources (version v2); spark_checkpoint needs "
-            "them in their order (version v1)"
+            f"{batch} lists the offsets by source name (version v2); spark_checkpoint needs "
+            "them listed by position (version v1)"
         )
     if record.source_folders:
         offsets = offsets[: len(record.source_folders)]
@@ -444,7 +444,7 @@ def _offsets_of_user(entry: OffsetEntry, record: BatchRecord, batch: str) -> Off
         offsets = offsets[:-1]
     if record.position not in (None, position_of(offsets)):
         raise CheckpointError(
-            f"{batch} was planned again: its offsets do not match the state. Use another checkpoint",
+            f"{batch} was planned again: its offsets do not match the state. Use a different checkpoint",
             reason="gap",
         )
     return offsets

@@ -1,5 +1,5 @@
 """
-What a person does to a state location, without Spark.
+Operations on a state location, without Spark.
 
     savepoints     a checkpoint kept under a name, with the position of its sources
     fork           a second query that goes on from a checkpoint

@@ -1,5 +1,5 @@
 """
-Copy a location to another store: verified, resumable, while a query goes on in the source.
+Copy a location to a different store: verified, resumable, and while a query keeps running.
 
 Each object is read, verified by its own checksums, put under the same name, and read back.  A
 second call puts only what is missing.  Metadata objects are put last, under the numbers that they
@@ -50,7 +50,7 @@ _PAUSE_S: Final = 0.2
 _OWNER: Final = "copy-"
 """Begins the name of the owner in claims of copies."""
 _BYTES_IN_FLIGHT: Final = 256 * 1024 * 1024
-"""Objects are begun while those under way have fewer bytes; one of any size is allowed."""
+"""Start copying objects while fewer bytes are in progress; one object may be larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def copy_location(
     pause: Callable[[float], None] = pause_thread,
 ) -> CopyReport:
     """
-    Copy the retained checkpoints of a location, and all that they refer to.
+    Copy the retained checkpoints of a location, and all objects that they reference.
 
     A query may go on in the source.  Call it again to copy what was committed meanwhile; to move a
     query, stop it before the last call.  An interrupted call leaves whole objects only.
@@ -166,7 +166,7 @@ def copy(
 
 
 class _Copy:
-    """A copy, planned again while the query of the source deletes objects."""
+    """A copy, planned again if the source's query deletes objects."""
 
     def __init__(
         self,
@@ -242,17 +242,17 @@ class _Copy:
         self._in_parallel([*by_number.values()])
 
     def _leave_out(self, number: int, newest: int) -> None:
-        """Claim a number, so that the newest checkpoint is the next one of the copy."""
+        """Claim a number, so that the newest checkpoint becomes the copy's next entry."""
         if self._session.leave_out(number, newest):
             return
         target = self._target
         path = PATHS.metadata(number)
         if _is_damaged(target, number):
             raise StoreError(
-                f"the put of {path} in {target.url} was cut off; call again", path=path
+                f"writing {path} in {target.url} was interrupted; repeat the call", path=path
             )
         raise UsageError(
-            f"{target.url} was claimed by another owner at the same time; give an empty location"
+            f"{target.url} was claimed by a different owner at the same time; pass an empty location"
         )
 
     def _in_parallel(self, objects: Sequence[CopiedObject]) -> None:
@@ -288,7 +288,7 @@ class _Copy:
         self._on_progress(self._progress)
 
     def _copy(self, item: CopiedObject) -> bool:
-        """Copy an object unless it is there; return whether it was put."""
+        """Copy an object unless it exists already; return whether it was copied."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 # After a failed attempt the object may be there, or a part of it.
@@ -307,7 +307,7 @@ class _Copy:
         raise AssertionError("the last attempt returns or raises")
 
     def _is_whole(self, item: CopiedObject, content: Buffer) -> bool:
-        """Return whether *content* is the object, verified."""
+        """Verify *content*, and return whether it is the object."""
         if not item.verifies_itself:
             return checksum([content]) == checksum([self._content(item)])
         try:
@@ -337,7 +337,7 @@ class _Copy:
         def compare(written: memoryview) -> None:
             if len(written) != size or checksum([written]) != digest:
                 raise CorruptionError(
-                    f"{item.path} in {self._target.url} differs from what was put: {len(written)} "
+                    f"{item.path} in {self._target.url} differs from the copied content: {len(written)} "
                     f"bytes instead of {size}, or a different checksum",
                     path=item.path,
                 )
@@ -346,7 +346,7 @@ class _Copy:
 
 
 def _stored(target: ObjectStore, path: str) -> Buffer | None:
-    """Return an object of the copy, or None."""
+    """Return an object of the copy, or None if it does not exist."""
     try:
         return target.get(path)
     except ObjectNotFoundError:
@@ -361,14 +361,14 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
     copy_id = Entries(target).list_again().copy_id
     if copy_id is None and present_ids(target):
         raise UsageError(
-            f"{target.url} is a state location, not a copy of {source.url}; name an empty one"
+            f"{target.url} is a state location, not a copy of {source.url}; pass an empty location"
         )
     path = PATHS.copied_from(copy_id or os.urandom(8).hex())
     content = b"" if copy_id is None else bytes(_stored(target, path) or b"")
     if not mark.startswith(content):  # an interrupted put may have left the beginning of it
         raise UsageError(
-            f"{target.url} is a copy of another location ({content.decode(errors='replace')}), not of "
-            f"{source.url}; give an empty one"
+            f"{target.url} is a copy of a different location ({content.decode(errors='replace')}), not of "
+            f"{source.url}; pass an empty location"
         )
     if content != mark:
         target.delete([path])
@@ -379,17 +379,17 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
 
 
 def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
-    """Check that no checkpoint of the copy is newer than all in the plan."""
+    """Check that the copy's newest checkpoint is not newer than the plan's."""
     newest = Entries(target).newest_id()
     if newest is not None and newest > plan.checkpoints[-1]:
         raise UsageError(
-            f"{target.url} holds checkpoint {newest}, which is newer than checkpoint "
-            f"{plan.checkpoints[-1]}; copy the newer one, or give an empty location"
+            f"{target.url} contains checkpoint {newest}, which is newer than checkpoint "
+            f"{plan.checkpoints[-1]}; copy the newer checkpoint, or pass an empty location"
         )
 
 
 def _is_damaged(target: ObjectStore, number: int) -> bool:
-    """Return whether an interrupted call left a part of an entry, which is put again."""
+    """Return whether an interrupted call left a partial entry, which is written again."""
     try:
         entry = read_entry(target, number)
     except ObjectNotFoundError:
@@ -399,7 +399,7 @@ def _is_damaged(target: ObjectStore, number: int) -> bool:
     if isinstance(entry, ClaimRecord) and not entry.owner_id.startswith(_OWNER):
         raise UsageError(
             f"{target.url} has been claimed by a query since it was copied "
-            f"({describe_claim(entry)}), and a copy would overwrite its state; name an "
+            f"({describe_claim(entry)}), and a copy would overwrite its state; pass an "
             "empty location"
         )
     return False

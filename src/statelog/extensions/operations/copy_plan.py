@@ -1,5 +1,5 @@
 """
-What a copy of a location consists of.
+Plan a copy of a location: its objects and their order.
 
 The retained checkpoints and the tagged ones, and every object that they refer to.  Pins of forks
 and readers belong to the source only.  The audit lines are copied, so that they outlive the source.
@@ -64,14 +64,14 @@ class CopiedObject:
     record: CompletedCheckpoint | None = None
 
     def content(self, data: Buffer) -> Buffer:
-        """Return what the copy holds, given the bytes of the source, verified."""
+        """Verify the source's bytes, and return the content of the copy."""
         self.check(data)
         if self.record is None:
             return data
         return joined(rewrite_metadata(data, self.record, where=self.source).buffers)
 
     def check(self, data: Buffer) -> None:
-        """Verify bytes by their own checksums."""
+        """Verify bytes against the checksums inside them."""
         if self.kind == _CHANGELOG:
             parse_whole_file(data, where=self.path)
         elif self.handle is not None:
@@ -89,7 +89,7 @@ class CopiedObject:
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
     """
-    The objects of a copy, in the order in which they are put.
+    The objects of a copy, in the order in which they are written.
 
     Args:
         checkpoints: The checkpoints that can be restored from the copy, ascending.
@@ -103,16 +103,16 @@ class CopyPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Summed size of all objects."""
+        """Total size of all objects."""
         return sum(copied.size_bytes for copied in (*self.objects, *self.metadata.values()))
 
 
 def plan_copy(store: ObjectStore, checkpoint_id: int | None = None) -> CopyPlan:
-    """Return what a copy of a location holds."""
+    """Return the plan for a copy of a location."""
     present = present_ids(store)
     newest = Entries(store, present).newest()
     if newest is None:
-        raise CheckpointError(f"{store.url} has no checkpoint", reason="not_found")
+        raise CheckpointError(f"{store.url} does not contain a checkpoint", reason="not_found")
     last = newest if checkpoint_id is None else find_checkpoint(store, checkpoint_id)
     tags = [
         tag
@@ -151,7 +151,7 @@ def _read(store: ObjectStore, checkpoint_id: int) -> CompletedCheckpoint:
     except CorruptionError as error:
         raise CheckpointError(
             f"checkpoint {checkpoint_id} is damaged and cannot be copied: {error}. `statelog verify "
-            f"{store.url}` lists all damage; `--checkpoint` copies an older one",
+            f"{store.url}` lists all damage; `--checkpoint` copies an older checkpoint",
             reason="damaged",
             checkpoint_id=checkpoint_id,
             path=PATHS.metadata(checkpoint_id),
@@ -184,7 +184,7 @@ def needed_objects(
 
 
 def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the URLs of a fork's parents, and of their parents, that have its objects."""
+    """Return the URLs of a fork's direct and indirect parents that store its objects."""
     urls = []
     for name in paths:
         place = store
@@ -199,7 +199,7 @@ def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
 
 def own_path(path: str) -> str:
     """
-    Return the name in a copy of an object that may be one of the parent of a fork.
+    Return an object's name in the copy; objects of a fork's parent are renamed.
 
     The metadata of a parent's checkpoint is there for its change sets only, and gets the name of a
     changelog file: the fork may have a checkpoint of the same number.
@@ -215,14 +215,14 @@ def own_path(path: str) -> str:
 
 
 def own_record(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
-    """Return a checkpoint whose handles have the names of a copy."""
+    """Return a checkpoint with the object names of the copy."""
     return with_names(checkpoint, own_path)
 
 
 def with_names(
     checkpoint: CompletedCheckpoint, name_of: Callable[[str], str], **record: object
 ) -> CompletedCheckpoint:
-    """Return a checkpoint whose objects have other names."""
+    """Return a checkpoint with different object names."""
 
     def moved(handle: StreamStateHandle) -> StreamStateHandle:
         if not isinstance(handle, FileStateHandle):
@@ -253,10 +253,10 @@ def with_names(
 
 
 def missing_in_source(error: ObjectNotFoundError, url: str) -> CheckpointError:
-    """Return the error for a source whose objects are deleted faster than they are copied."""
+    """Return the error for objects that are deleted faster than they are copied."""
     return CheckpointError(
-        f"objects of {url} do not exist, in several attempts: {error}. If a query deletes them while they "
-        "are copied, let it retain more checkpoints (retainedCheckpoints), or stop it for the last "
-        "call; what was copied is not copied again. Otherwise `statelog verify` lists what is missing",
+        f"objects of {url} were missing in several attempts: {error}. If a query deletes them while they "
+        "are copied, raise its retainedCheckpoints, or stop it for the last "
+        "call; objects already copied are not copied again. Otherwise `statelog verify` lists missing objects",
         reason="subsumed",
     )

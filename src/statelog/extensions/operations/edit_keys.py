@@ -51,7 +51,7 @@ from statelog.store.local_disk import check_named_file
 StatesByName: TypeAlias = Mapping[str, Mapping[Any, object]]
 """New state by variable and key."""
 GroupEdits: TypeAlias = dict[Key, dict[int, object]]
-"""The cells after an edit by key and state id; None where a variable is cleared."""
+"""The cells after an edit by key and state id; None for a cleared variable."""
 _BUDGET_BYTES: Final = 256 * 1024 * 1024
 """Memory in which the state of an edited key group is restored."""
 _INLINE_BYTES: Final = 64 * 1024
@@ -77,14 +77,14 @@ class EditCounts:
 
     @property
     def changed(self) -> int:
-        """Number of keys whose state differs afterwards."""
+        """Number of keys whose state the edit changes."""
         return self.inserted + self.updated + self.deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditReport:
     """
-    What an edit changed, or would change.
+    The changes that an edit made, or would make.
 
     Args:
         base_id: The checkpoint that was edited.
@@ -160,7 +160,7 @@ def edit_as(
     operator: str | None,
     apply: bool,
 ) -> EditReport:
-    """Edit keys of *base*, with *verb* in the audit line; other arguments and errors as `edit`."""
+    """Edit keys of *base*; the audit line records *verb*. The rest is as in `edit`."""
     target = EditTarget(store, base, operator)
     overlays, counts = target.overlays(target.edits(states, delete))
     if not (apply and counts.changed):
@@ -172,7 +172,7 @@ def edit_as(
 
 
 class EditTarget:
-    """The operator of a location that is edited."""
+    """The operator to edit in a location."""
 
     def __init__(
         self, store: ObjectStore, base: CompletedCheckpoint, operator: str | None = None
@@ -187,25 +187,25 @@ class EditTarget:
 
     @property
     def names(self) -> str:
-        """The names of the variables, for errors."""
+        """The names of the variables, for error messages."""
         return ", ".join(
             repr(self.codec.states[state_id].descriptor.name) for state_id in self.codec.live
         )
 
     def state_id(self, name: str) -> int:
-        """Return the id of a variable; raises `UsageError` if there is none."""
+        """Return the id of a variable; raise `UsageError` if it does not exist."""
         try:
             return self.codec.schema.state_id(name)
         except KeyError:
             raise UsageError(
-                f"operator {self.codec.schema.operator_id} has no state variable {name!r}; it has "
-                f"{self.names or 'none'}"
+                f"operator {self.codec.schema.operator_id} does not have a state "
+                f"variable {name!r}; its variables are {self.names or 'none'}"
             ) from None
 
     def edits(
         self, states_by_name: StatesByName, delete: Iterable[object]
     ) -> dict[int, GroupEdits]:
-        """Return what a caller asks for, by key group."""
+        """Return the requested edits by key group."""
         by_group: dict[int, GroupEdits] = {}
 
         def cells_of(key_values: object) -> dict[int, object]:
@@ -225,7 +225,7 @@ class EditTarget:
         return by_group
 
     def overlays(self, edits: Mapping[int, GroupEdits]) -> tuple[dict[int, Overlay], EditCounts]:
-        """Return the changes by key group; reads the key groups, and nothing else."""
+        """Return the changes by key group; read only these key groups."""
         overlays: dict[int, Overlay] = {}
         counts: Counter[str] = Counter()
         for key_group, group_edits in sorted(edits.items()):
@@ -245,7 +245,7 @@ class EditTarget:
     def commit(
         self, session: EditSession, overlays: Mapping[int, Overlay], counts: EditCounts
     ) -> EditReport:
-        """Commit changes as a new checkpoint; raises as `edit`."""
+        """Commit changes as a new checkpoint; raises like `edit`."""
         session.claim(self._base)
         checkpoint_id = session.checkpoint_id
         with contextlib.ExitStack() as closing:
@@ -291,7 +291,7 @@ class EditTarget:
         return handle, changes.size_bytes
 
     def _timers_changed(self, overlays: Iterable[Overlay]) -> frozenset[int]:
-        """Return the position of the operator, if one of its timers changed."""
+        """Return the operator's position, if one of its timers changed."""
         timers = [
             state_id
             for state_id in self.codec.live
@@ -301,7 +301,7 @@ class EditTarget:
         return frozenset([self.position] if changed else [])
 
     def _cell(self, state: StateCodec, content: object) -> object:
-        """Return the cell of a state in Python values; empty or None for no state."""
+        """Return a state's cell as Python values; empty or None if there is no state."""
         if content is None:
             return None
         convert = FromPython(
@@ -310,7 +310,7 @@ class EditTarget:
         return state.kind.from_python(content, convert)
 
     def _entry(self, state: StateCodec, fields: object, _expiry: object) -> tuple[object, ...]:
-        """Return a value as it is stored."""
+        """Return a value in its stored form."""
         names = state.value.schema.names
         ttl_ms = state.descriptor.ttl_ms
         expires_at_ms = self._now_ms + (ttl_ms or 0)
@@ -327,11 +327,11 @@ class EditTarget:
 
 
 def _user_key(state: StateCodec, fields: object) -> Values:
-    """Return a map key; one of a single column may be given without its tuple."""
+    """Return a map key; a key with a single column may be passed without a tuple."""
     codec = state.user_key
     if codec is None:
         raise InvariantError(
-            f"{state.descriptor.kind_text} state has map keys and no codec of them"
+            f"{state.descriptor.kind_text} state has map keys but no codec for them"
         )
     single = len(codec.schema) == 1
     parts: Any = (fields,) if single and not isinstance(fields, tuple) else fields
@@ -404,14 +404,14 @@ def states_in_file(
         items.setdefault(key, []).append(item)
     if kind.is_single and len(items) != len(keys):
         raise UsageError(
-            f"{os.fspath(path)} has {len(keys)} rows for {len(items)} keys; {variable!r} has one "
+            f"{os.fspath(path)} contains {len(keys)} rows for {len(items)} keys; {variable!r} stores one "
             "value per key"
         )
     return {key: kind.from_items(items_of_key) for key, items_of_key in items.items()}
 
 
 def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]:
-    """Return the keys in a file; its other columns are ignored."""
+    """Return the keys in a file; ignore its other columns."""
     schema = pa.schema(
         [pa.field(f"key.{field.name}", field.type) for field in reader.schema.key_schema]
     )
@@ -420,7 +420,7 @@ def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]
 
 
 def other_keys(reader: StateReader, variable: str, states: Mapping[Key, object]) -> Iterator[Key]:
-    """Yield the keys that have state of a variable and are not in *states*."""
+    """Yield the keys that have state in a variable and are not in *states*."""
     seen = set()
     for batch in reader.batches(variable, include_expired=True):
         for key in _keys(pa.Table.from_batches([batch]), variable):
@@ -452,13 +452,13 @@ def _rows(
     )
     if missing or unknown:
         problem = f"no column {missing[0]!r}" if missing else f"a column {unknown[0]!r}"
-        raise UsageError(f"{what} has {problem}; it takes {', '.join(needed)}")
+        raise UsageError(f"{what} has {problem}; the columns must be {', '.join(needed)}")
     names = [name for name in schema.names if name in table.column_names and name != "key_group"]
     types = pa.schema([schema.field(name) for name in names])
     try:
         return table.select(names).cast(types)
     except (pa.ArrowException, ValueError) as error:
-        raise UsageError(f"{what} has values of a wrong type: {error}") from error
+        raise UsageError(f"{what} contains values of the wrong type: {error}") from error
 
 
 def _keys(table: pa.Table, path: str | os.PathLike[str]) -> list[Key]:
@@ -477,7 +477,7 @@ def _keys(table: pa.Table, path: str | os.PathLike[str]) -> list[Key]:
 def _structs(
     table: pa.Table, prefix: str, *, with_expiry: bool = True
 ) -> Iterator[dict[str, object]]:
-    """Yield the columns of a prefix as dicts, with the expiry of values, if the file has it."""
+    """Yield the columns of a prefix as dicts, with the expiry of values if the file contains it."""
     start = len(prefix) + 1
     names = [name for name in table.column_names if name.startswith(f"{prefix}.")]
     columns = {name[start:]: table.column(name).to_pylist() for name in names}
@@ -496,7 +496,7 @@ def unfreeze(
     storage_options: Mapping[str, object] | None = None,
 ) -> EditReport:
     """
-    Let a query handle frozen keys again, as a new checkpoint.
+    Let a query process frozen keys again, as a new checkpoint.
 
     The query must be stopped; one that runs is fenced, and its next start goes on at the same
     source position.  The rows that were kept back are dead letters: they are not handled by this
@@ -530,8 +530,8 @@ def unfreeze(
     schema = reader.schema
     if not any(state.name == FROZEN_NAME and not state.dropped for state in schema.states):
         raise UsageError(
-            f"operator {schema.operator_id} of {store.url} cannot have frozen keys: no query with "
-            "onError='freeze' has run on it"
+            f"operator {schema.operator_id} of {store.url} does not have frozen keys: no query with "
+            "onError='freeze' has run there"
         )
     chosen = other_keys(reader, FROZEN_NAME, {}) if keys is None else keys
     marks = {FROZEN_NAME: dict.fromkeys(chosen)}

@@ -1,5 +1,5 @@
 """
-Remove a key from a location: from its state at once, from its objects in time or now.
+Remove a key from a location: from its state at once, from its objects later or at once.
 
 The default commits the key's deletion.  Its bytes leave with the snapshots and checkpoints that
 hold them, and the report says when.  `now` writes the affected key groups again without the key,
@@ -58,7 +58,7 @@ from statelog.store.location_store import parse_parent_path
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
     """
-    What forgetting a key did, or would do.
+    The changes that forgetting a key made, or would make.
 
     Args:
         operator: Name of the operator.
@@ -90,13 +90,13 @@ class ForgetReport:
 
 
 def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:
-    """Check that no pinned checkpoint holds the key."""
+    """Check that no pinned checkpoint contains the key."""
     names = sorted({name for trace in traces for name in trace.pins})
     if names:
         raise CheckpointError(
-            f"{url} has checkpoints with this key that are kept by {', '.join(names)}; nothing was "
-            "changed. Delete these tags first (statelog tag --remove); a fork holds the key too: forget it there, "
-            "or copy the fork so that it needs no object of this location",
+            f"{url} contains checkpoints with this key that are pinned by {', '.join(names)}; nothing was "
+            "changed. Delete these tags first (statelog tag --remove); forks contain the key too: forget it there, "
+            "or copy the fork so that it does not need objects of this location",
             reason="pinned",
         )
 
@@ -112,7 +112,7 @@ def forget(
     storage_options: Mapping[str, object] | None = None,
 ) -> ForgetReport:
     """
-    Remove a key from all state of an operator, and report what still holds it.
+    Remove a key from all state of an operator, and report which objects still contain it.
 
     A query of the location must be stopped; one that runs is fenced, and its next start goes on at
     the same source position.  The caller deletes the key's rows in the source and in the sink.
@@ -192,7 +192,7 @@ class _Forgetting:
         return self._report(newest, checkpoint_id, dry_run)
 
     def by_rewriting(self, session: EditSession, *, dry_run: bool) -> ForgetReport:
-        """Commit the state without the key in new objects, and delete the others."""
+        """Commit the state without the key in new objects, and delete the old objects."""
         traces = self._traces(self._base)
         report = self._report(self._base, None, dry_run, traces)
         if not traces:
@@ -266,7 +266,7 @@ class _Forgetting:
         )
 
     def _entries(self) -> dict[str, int]:
-        """Return the entries that the key has, by variable."""
+        """Return the number of the key's entries, by variable."""
         with StateReader(self._store, self._base, operator=self._key.operator_id) as reader:
             key_groups = KeyGroupRange(self._key.key_group, self._key.key_group)
             tables = reader.tables(key_groups=key_groups, include_expired=True)
@@ -278,7 +278,7 @@ class _Forgetting:
         return {name: count for name, count in rows.items() if count}
 
     def _traces(self, newest: CompletedCheckpoint) -> tuple[KeyTrace, ...]:
-        """Return the objects that hold the key, read one after the other."""
+        """Read all objects, and return those that contain the key."""
         uses = ObjectUses(self._store, newest)
         traces = []
         listed = {info.path for info in self._store.list()}
@@ -342,7 +342,7 @@ class _Forgetting:
         return batch.take(pa.array(other_rows, pa.int64()))
 
     def _output(self) -> StagedRows:
-        """Return the staged rows of the micro-batch without the key's rows."""
+        """Return the micro-batch's staged rows without the key's rows."""
         stored = read_checkpoint(self._store, self._base.checkpoint_id)
         section = stored.sections.get(OUTPUT_TAG)
         inline = [self._filtered(stream) for stream in decode_streams(section)]
@@ -357,7 +357,7 @@ class _Forgetting:
         return StagedRows(encode_streams(inline) if inline else None, tuple(files))
 
     def _attachments(self) -> Iterator[Attachment]:
-        """Yield what the checkpoint names besides its state, without the key's rows of output."""
+        """Yield the checkpoint's attachments, without the key's output rows."""
         for attachment in BatchRecord.of(self._base).attachments:
             if has_rows(attachment):
                 data = read_stream(self._store, attachment.handle, what="rows of output")
@@ -375,7 +375,7 @@ class _Forgetting:
 
     def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
         """
-        Return staged rows without those in which the key occurs.
+        Return staged rows without the rows in which the key occurs.
 
         The same object if none does.
         """

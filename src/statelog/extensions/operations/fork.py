@@ -1,5 +1,5 @@
 """
-Fork a location: a second query goes on from a checkpoint of the first, at once, next to it.
+Fork a location: a second query continues from a checkpoint of the first, next to it.
 
 The first checkpoint of the new location refers to the objects of the parent, which never change, so
 a fork copies no state and its cost does not depend on the size of the state.  A tag of the parent
@@ -79,7 +79,7 @@ class NewQuery:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
     """
-    What a fork made.
+    The result of a fork.
 
     Args:
         fork_id: Name of the tag in the parent.
@@ -113,7 +113,7 @@ def fork(
     storage_options: Mapping[str, object] | None = None,
 ) -> Fork:
     """
-    Make a location from which a second query continues, without copying state.
+    Create a location from which a second query continues, without copying state.
 
     The new location refers to objects of the first, which a tag keeps there.  A query with the new
     checkpointLocation and stateLocation reads what the first query reads after the checkpoint.
@@ -173,7 +173,7 @@ def fork(
 def _asked_for(
     store: LocationStore, checkpoint: CheckpointName | None
 ) -> tuple[Tag | None, int | None]:
-    """Return the tag and the checkpoint that a caller names; None for the newest one."""
+    """Return the tag and the checkpoint that a caller specifies; None for the newest one."""
     for tag in list_tags(store):
         if tag.kind is TagKind.TAG and tag.name == checkpoint:
             return tag, tag.checkpoint_id
@@ -187,7 +187,7 @@ def _source(
     forked_id: int | None,
     open_query: OpenQuery | None,
 ) -> ForkSource:
-    """Read what is forked: what an earlier call stored, a tag, or a checkpoint and its query."""
+    """Read the fork's source: an earlier call's record, a tag, or a checkpoint and its query."""
     if begun is not None and begun.tag is not None:
         source = tagged_source(store, begun.tag)
         if source.files is not None:
@@ -196,7 +196,7 @@ def _source(
         source = tagged_source(store, named)
         if source.files is None and open_query is not None:
             raise UsageError(
-                f"the tag {named.name!r} of {store.url} has no position of the sources; fork with "
+                f"the tag {named.name!r} of {store.url} does not contain a position of the sources; fork with "
                 "state_only=True"
             )
         return source
@@ -207,7 +207,7 @@ def _source(
 def _missing_files(
     source: ForkSource, new: LocationStore, open_query: Callable[[str | None], ObjectStore]
 ) -> tuple[str, ...]:
-    """Return the input files that the new query has to read, and that are gone."""
+    """Return the input files that the new query must read but that no longer exist."""
     missing: tuple[str, ...] = ()
     if source.files is None:
         return missing
@@ -217,8 +217,8 @@ def _missing_files(
         missing = missing_inputs(query, record)
     if missing:
         _log.warning(
-            "the query of the fork %s has to read %d input files that no longer exist, and continues "
-            "without their rows; first %s",
+            "the query of the fork %s must read %d input files that no longer exist; it continues "
+            "without their rows; the first is %s",
             new.url,
             len(missing),
             missing[0],
@@ -229,7 +229,7 @@ def _missing_files(
 def _new_place(
     new_location: Location, new_checkpoint_location: Location | None, state_only: bool
 ) -> Location | None:
-    """Return where the new checkpointLocation is; None without one."""
+    """Return the new checkpointLocation; None if there is none."""
     if state_only:
         if new_checkpoint_location is not None:
             raise UsageError(
@@ -241,9 +241,9 @@ def _new_place(
         folder, _, name = os.fspath(new_location).rstrip("/").rpartition("/")
         if name != STATE_FOLDER or not folder:
             raise UsageError(
-                "a fork needs a checkpointLocation for the new query: give new_checkpoint_location "
+                "a fork needs a checkpointLocation for the new query: pass new_checkpoint_location "
                 "(on the command line --new-checkpoint-location), or "
-                f"a new location that ends with /{STATE_FOLDER}, which is then inside it"
+                f"a new location that ends with /{STATE_FOLDER}, which is then inside the checkpointLocation"
             )
         return folder
     return new_checkpoint_location
@@ -257,12 +257,12 @@ def apply_fork(
     *,
     copy: bool = False,
 ) -> Fork:
-    """Make the fork; after a crash, repeat the call."""
+    """Create the fork; after a crash, repeat the call."""
     parent = source.store
     if HIDDEN in parent.url:
         raise UsageError(
-            f"the URL of the location contains a secret ({parent.url}), which a fork would have "
-            "to store to find its parent: give credentials by store options or the environment"
+            f"the URL of the location contains a secret ({parent.url}), which the fork would have "
+            "to store to find its parent: pass credentials as store options or in the environment"
         )
     new.name_parent(parent.url)
     begun = _begun(new, parent, source.checkpoint_id)
@@ -313,7 +313,7 @@ def _prepared(
 def _first_checkpoint(
     source: ForkSource, begun: _Begun, query: NewQuery | None
 ) -> CompletedCheckpoint:
-    """Return the checkpoint as the first one of the fork, which refers to the parent."""
+    """Return the fork's first checkpoint, which refers to the parent."""
     checkpoint = source.stored.checkpoint
     record: dict[str, object] = {"went_back_to": None, "attachments": ()}
     if query is not None:
@@ -332,7 +332,7 @@ def _first_checkpoint(
 
 
 def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:
-    """Copy what *checkpoint* refers to in the parent."""
+    """Copy the parent's objects that *checkpoint* references."""
     for needed_object in needed_objects([checkpoint], {}).values():
         if needed_object.path != needed_object.source:
             new.put(needed_object.path, needed_object.content(new.get(needed_object.source)))
@@ -345,7 +345,7 @@ def _commit(
     source: ForkSource,
     new: LocationStore,
 ) -> None:
-    """Put the first checkpoint of the new location, under the number that it has in the parent."""
+    """Write the new location's first checkpoint, under its number in the parent."""
     # Number 0 is the next one of an empty location.
     if (
         first.checkpoint_id != _CLAIM
@@ -354,13 +354,13 @@ def _commit(
             _CLAIM, first.checkpoint_id, owner_id=begun.owner_id, location_id=begun.fork_id
         )
     ):
-        raise FencedError(f"{new.url} was claimed by another owner at the same time")
+        raise FencedError(f"{new.url} was claimed by a different owner at the same time")
     fail_point("fork-claimed")
     try:
         session.commit_first(first, source.stored.sections)
     except FencedError as conflict:
         raise FencedError(
-            f"{new.url} was forked into by another call at the same time: {conflict}"
+            f"a different call forked into {new.url} at the same time: {conflict}"
         ) from conflict
 
 
@@ -393,18 +393,18 @@ class _Begun:
 
     @property
     def query_id(self) -> str:
-        """The id of the new query, the same when the call is repeated."""
+        """The id of the new query; repeating the call returns the same id."""
         digits = hashlib.sha256(self.fork_id.encode()).hexdigest()
         return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
 
     def reference(self, parent: LocationStore) -> ParentReference:
-        """Return what the new location stores about its parent."""
+        """Return the parent's reference, which the new location stores."""
         return ParentReference(location=parent.url, checkpoint_id=self.checkpoint_id)
 
     def to_fork(
         self, parent: LocationStore, new: LocationStore, batch_id: int, query: NewQuery | None
     ) -> Fork:
-        """Return what was made."""
+        """Return the result of the fork."""
         return Fork(
             fork_id=self.fork_id,
             parent=parent.url,
@@ -417,7 +417,7 @@ class _Begun:
 
 def _begun(new: LocationStore, parent: LocationStore, checkpoint_id: int | None) -> _Begun | None:
     """
-    Return the fork that an earlier call of the same arguments began in *new*.
+    Return the fork that an earlier call with the same arguments started in *new*.
 
     None without one.
     """
@@ -443,7 +443,7 @@ def _begun(new: LocationStore, parent: LocationStore, checkpoint_id: int | None)
 def _referred(
     new: LocationStore, parent: LocationStore, checkpoint_id: int | None
 ) -> _Begun | None:
-    """Return the fork whose reference is in *new*, where no checkpoint was committed yet."""
+    """Return the fork whose reference is in *new* if no checkpoint is committed there yet."""
     tags = {tag.name: tag for tag in list_tags(parent) if tag.kind is TagKind.FORK}
     begun = None
     for info in list(new.list(PATHS.parents)):
@@ -455,8 +455,8 @@ def _referred(
         is_same = checkpoint_id in (None, reference.checkpoint_id)
         if reference.location != parent.url or (tag is not None and not is_same):
             raise UsageError(
-                f"a fork of checkpoint {reference.checkpoint_id} of {reference.location} was begun in "
-                f"{new.url} and not finished; repeat that call, or use a different location. `statelog "
+                f"a fork of checkpoint {reference.checkpoint_id} of {reference.location} was started in "
+                f"{new.url} but not finished; repeat that call, or use a different location. `statelog "
                 f"tag {reference.location} {fork_id} --kind fork --remove --apply` lets the parent delete the "
                 "checkpoint"
             )
@@ -468,7 +468,7 @@ def _referred(
 
 
 def _committed(new: LocationStore, parent: LocationStore, checkpoint_id: int) -> _Begun | None:
-    """Return the fork of *parent* whose first checkpoint is the only one of *new*."""
+    """Return the fork of *parent* if its first checkpoint is the only one in *new*."""
     stored = readable(new, checkpoint_id)
     if stored is None or isinstance(stored, ClaimRecord):
         return None
@@ -488,7 +488,7 @@ def _finished(
     *,
     copy: bool,
 ) -> Fork:
-    """Return the fork that an earlier equal call committed, and release its parent."""
+    """Return the fork that an earlier, identical call committed, and release its parent."""
     checkpoint = begun.checkpoint
     if checkpoint is None:
         raise _in_use(new)
@@ -509,4 +509,4 @@ def _finished(
 
 
 def _in_use(new: ObjectStore) -> UsageError:
-    return UsageError(f"{new.url} holds state already; fork into an empty location")
+    return UsageError(f"{new.url} already contains state; fork into an empty location")

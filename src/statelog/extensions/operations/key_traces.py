@@ -1,5 +1,5 @@
 """
-Find the objects of a location in which a key of an operator is stored.
+Find the objects of a location that contain a key of an operator.
 
 Every object is decoded as a reader decodes it: the change sets of changelog files and checkpoints,
 the rows of snapshots, and staged output rows.  Staged rows have columns of their own, so a row
@@ -56,7 +56,7 @@ _UNREADABLE: Final = (
 
 
 class SoughtKey:
-    """A key of an operator, to be found in objects."""
+    """A key of an operator to find in objects."""
 
     def __init__(
         self, values: object, schema: OperatorStateSchema, key_groups: KeyGroupRange
@@ -73,7 +73,7 @@ class SoughtKey:
         path: str,
         handle: FileStateHandle | None = None,
     ) -> str | None:
-        """Return the kind of an object that holds the key; None if it does not."""
+        """Return the kind of an object if it contains the key, or None."""
         kind = _kind_of(path)
         if kind is None:
             return None
@@ -89,7 +89,7 @@ class SoughtKey:
                 raise
             except _UNREADABLE as error:
                 raise CorruptionError(
-                    f"damaged {kind} {path} in {store.url}: {error}; whether it holds the key is "
+                    f"damaged {kind} {path} in {store.url}: {error}; whether it contains the key is "
                     "unknown. If no checkpoint needs it, `statelog gc --apply` deletes it",
                     path=path,
                 ) from error
@@ -106,7 +106,7 @@ class SoughtKey:
         return any(map(self._in_set, _sets(segment))) or any(map(self._in_stream, staged))
 
     def _in_set(self, changes: tuple[list[int], list[bytes]]) -> bool:
-        """Return whether a change set of the operator holds the key."""
+        """Return whether a change set of the operator contains the key."""
         codec: OperatorCodec | None = None
         for key_group, value in zip(*changes, strict=True):
             if key_group == METADATA_KEY_GROUP:
@@ -122,7 +122,7 @@ class SoughtKey:
         return False
 
     def _codec(self, metadata: bytes) -> OperatorCodec | None:
-        """Return the codec of a schema as it was written; None for another operator."""
+        """Return the codec of a schema as it was written; None for a different operator."""
         if metadata not in self._codecs:
             schema = schema_of_changes(metadata)
             is_same_operator = schema.operator_id == self.operator_id
@@ -134,7 +134,7 @@ class SoughtKey:
         return count
 
     def rows_of(self, batch: pa.RecordBatch, key_schema: pa.Schema) -> pa.RecordBatch:
-        """Return the rows with the key, of rows with the columns `key.<name>`."""
+        """Return the rows that contain the key in the columns `key.<name>`."""
         return StateKey(self.values, key_schema).select(batch)
 
     def _in_snapshot(self, data: Buffer) -> bool:
@@ -161,7 +161,7 @@ class SoughtKey:
 
 
 def _kind_of(path: str) -> str | None:
-    """Return the kind of an object by its name, in a parent too; None if it holds no keys."""
+    """Return the kind of an object by its name, also in a parent; None if it contains no keys."""
     while (parsed := parse_parent_path(path)) is not None:
         path = parsed[1]
     folder = path.partition("/")[0]
@@ -169,7 +169,7 @@ def _kind_of(path: str) -> str | None:
 
 
 def staged_table(data: Buffer) -> pa.Table:
-    """Return the staged rows of an Arrow IPC stream; raises `CorruptionError` if it is none."""
+    """Return the staged rows of an Arrow IPC stream; raise `CorruptionError` if it is not one."""
     try:
         return read_stream_table(data)  # of an orphan there is no checksum
     except (pa.ArrowException, OSError) as error:
@@ -177,7 +177,7 @@ def staged_table(data: Buffer) -> pa.Table:
 
 
 def staged_rows(table: pa.Table) -> list[dict[str, object]]:
-    """Return staged rows as Python values; raises `CorruptionError` if a value has none."""
+    """Return staged rows as Python values; raise `CorruptionError` if that fails."""
     try:
         return python_rows(table)
     except pa.ArrowInvalid as error:
@@ -193,7 +193,7 @@ def _sets(segment: Segment) -> Iterator[tuple[list[int], list[bytes]]]:
 
 
 def _leaves(value: object) -> Iterable[object]:
-    """Yield the values in an output row, those in structs, lists and maps too."""
+    """Yield the values in an output row, including values in structs, lists and maps."""
     if isinstance(value, Mapping):
         for inner in value.values():
             yield from _leaves(inner)
@@ -269,7 +269,7 @@ class ObjectUses:
         return self._handles.get(path)
 
     def pins_of(self, checkpoints: Iterable[int]) -> tuple[str, ...]:
-        """Return what pins any of the checkpoints."""
+        """Return the tags that pin any of the checkpoints."""
         return tuple(
             dict.fromkeys(
                 name for checkpoint in checkpoints for name in self._pins.get(checkpoint, ())
@@ -277,7 +277,7 @@ class ObjectUses:
         )
 
     def trace(self, path: str, kind: str) -> KeyTrace:
-        """Return a trace with what makes it go away."""
+        """Return a trace with the event that deletes it."""
         needed = tuple(self._by_path.get(path, ()))
         pins = self.pins_of(needed)
         return KeyTrace(
@@ -287,7 +287,7 @@ class ObjectUses:
     def _removal(self, path: str, needed: tuple[int, ...]) -> str:
         """Return when an object is deleted, as the end of a sentence."""
         if parse_parent_path(path) is not None:
-            return "with the key in the parent of this fork: forget it there too"
+            return "when you also forget the key in the parent of this fork"
         if not needed:
             return "with the next garbage collection (statelog gc --apply)"
         pinned = [checkpoint_id for checkpoint_id in needed if self._pins.get(checkpoint_id)]
@@ -336,5 +336,5 @@ def _checkpoints(count: int) -> str:
 
 
 def has_rows(attachment: Attachment) -> bool:
-    """Return whether an attachment has rows of output, by its folder."""
+    """Return whether an attachment contains output rows, by its folder."""
     return attachment.path.partition("/")[0] == PATHS.output("")

@@ -1,5 +1,5 @@
 """
-How far a query has read its sources.
+Find out how far a query has read its sources.
 
 The files of its checkpointLocation, and whether they fit the state.
 
@@ -40,7 +40,7 @@ _VERSION: Final = b"v1"
 
 def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
     """
-    Return the files with which a query begins after the micro-batch of *record*.
+    Return the files with which a query starts after the micro-batch of *record*.
 
     Returns:
         The files by name, without `metadata`.
@@ -48,7 +48,7 @@ def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
     batch_id = record.batch_id
     if query.query_id() != record.query_id:
         raise CheckpointError(
-            f"{query.url} is the checkpointLocation of query {query.query_id()}, the state is that of "
+            f"{query.url} is the checkpointLocation of query {query.query_id()}, but the state is that of "
             f"query {record.query_id}; pass the checkpointLocation of this query",
             reason="other_query",
         )
@@ -65,7 +65,7 @@ def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
     files |= {name: data for name in commits if (data := query.read(name))}
     if commits[0] not in files:
         raise CheckpointError(
-            f"batch {batch_id} of {query.url} is not finished: its sink has not taken its rows yet. "
+            f"batch {batch_id} of {query.url} is not finished: its sink has not written its rows yet. "
             "Repeat the call in a moment, or choose an older checkpoint",
             reason="in_progress",
         )
@@ -78,7 +78,7 @@ def batch_files(
     offsets: Sequence[str | None],
     folders: Sequence[str] | None,
 ) -> dict[str, bytes]:
-    """Return the files that say what a micro-batch reads, and what was read before it."""
+    """Return the files that record what a micro-batch reads and what was read before it."""
     names = [f"{OFFSETS}/{batch_id}"] + ([f"{OFFSETS}/{batch_id - 1}"] if batch_id else [])
     files = {name: data for name in names if (data := query.read(name))}
     logs = kept_entries(folders, offsets)
@@ -106,7 +106,7 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
     is_other = not _are_among(query, files) if stored is None else stored != metadata
     if is_other:
         raise UsageError(
-            f"{store.url} is the checkpointLocation of another query already; choose a new folder"
+            f"{store.url} is already the checkpointLocation of a different query; choose a new folder"
         )
     for name, data in files.items():
         store.put(name, data)
@@ -114,7 +114,7 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
 
 
 def _are_among(query: StoredQuery, files: Mapping[str, bytes]) -> bool:
-    """Return whether all planned micro-batches of a checkpointLocation are among *files*."""
+    """Return whether all planned micro-batches of a checkpointLocation are in *files*."""
     names = [f"{OFFSETS}/{number}" for number in query.numbers(OFFSETS)]
     return all(name in files and query.read(name) == files[name] for name in names)
 
@@ -126,21 +126,21 @@ def _whole(query: StoredQuery, folder: str) -> dict[str, bytes]:
 
 
 def check_sources(query: StoredQuery, record: BatchRecord, batch_id: int) -> tuple[str | None, ...]:
-    """Return the offsets of a micro-batch if the state of *record* is the one after it."""
+    """Return a micro-batch's offsets if the state of *record* is the state after it."""
     entry = query.offsets(batch_id)
     if entry is None:
         planned = query.numbers(OFFSETS)
         span = f"batches {planned[0]} to {planned[-1]}" if planned else "no batch"
         refuse(
-            f"{query.url} has no offsets of batch {batch_id} (of {span}), so the sources cannot go "
-            "back to it",
+            f"{query.url} does not contain the offsets of batch {batch_id} (only of {span}), so "
+            "the sources cannot go back to it",
             "not_found",
         )
     offsets = entry.offsets
     if offsets is None:
         raise IncompatibleFormatError(
-            f"{query.url}/{OFFSETS}/{batch_id} gives the offsets by the names of the sources (version "
-            "v2); a rewind needs them in their order (version v1)",
+            f"{query.url}/{OFFSETS}/{batch_id} lists the offsets by source name (version "
+            "v2); a rewind needs them listed by position (version v1)",
             path=f"{OFFSETS}/{batch_id}",
         )
     if record.position is None:
@@ -149,21 +149,21 @@ def check_sources(query: StoredQuery, record: BatchRecord, batch_id: int) -> tup
         same = record.position in _positions(record, offsets)
     if not same and record.batch_id < batch_id:
         refuse(
-            f"the state after batch {batch_id} is not retained: the newest retained one before it "
-            f"is that of batch {record.batch_id}, and the sources were read in between",
+            f"the state after batch {batch_id} is not retained: the newest retained state before it "
+            f"is that of batch {record.batch_id}, but the sources were read in between",
             "subsumed",
         )
     if not same or not _same_logs(query, record):
         refuse(
-            f"batch {batch_id} was planned again: its offsets, or the logs of its sources, are not "
-            "those of the state after it. Rewind to an earlier batch",
+            f"batch {batch_id} was planned again: its offsets, or the logs of its sources, do not "
+            "match the state after it. Rewind to an earlier batch",
             "gap",
         )
     return offsets
 
 
 def _positions(record: BatchRecord, offsets: Sequence[str | None]) -> set[str]:
-    """Return the digest of the user's source offsets; two if their number is unknown."""
+    """Return the digest of the user's source offsets; two digests if their number is unknown."""
     if record.source_folders:
         return {position_of(offsets[: len(record.source_folders)])}
     whole = position_of(offsets)
@@ -179,7 +179,7 @@ def _same_logs(query: StoredQuery, record: BatchRecord) -> bool:
 
 
 def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -> dict[str, int]:
-    """Return for the log of each file source the last entry that is kept."""
+    """Return the last retained log entry of each file source."""
     names = folders or [str(number) for number in range(len(offsets))]
     entries = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
     return {name: entry for name, entry in entries if entry is not None}
@@ -187,7 +187,7 @@ def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -
 
 def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
     """
-    Return the input files that a query reads after *record*, and that no longer exist.
+    Return the input files that a query reads after *record*, but that no longer exist.
 
     Only files on local disk are looked for.
     """
@@ -196,7 +196,7 @@ def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
 
 
 def read_again(query: StoredQuery, kept_upto: Mapping[str, int]) -> tuple[list[str], set[str]]:
-    """Return the log entries after those that are kept, and the input files that only they name."""
+    """Return the log entries to drop, and the input files that only they list."""
     logs: list[str] = []
     names: set[str] = set()
     for folder, entry in kept_upto.items():
@@ -211,7 +211,7 @@ def read_again(query: StoredQuery, kept_upto: Mapping[str, int]) -> tuple[list[s
 
 
 def missing_files(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the input files that are gone; only files on local disk are looked for."""
+    """Return the input files that no longer exist; check only files on local disk."""
     gone = []
     for path in paths:
         url = urllib.parse.urlsplit(path)

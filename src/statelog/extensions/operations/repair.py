@@ -1,5 +1,5 @@
 """
-Repair a location: only what is provably safe, and what the user gives up by name.
+Repair a location: remove only what is provably safe, or what the user names.
 
 What can be removed without loss, and why:
 
@@ -52,10 +52,10 @@ STAGED: Final = "staged"
 CLEAN_UP: Final = "clean-up"
 ORPHAN: Final = "orphan"
 REASONS: Final = {
-    TEMPORARY: "was needed during one call only",
-    STAGED: "a write that was killed left it; no object has this name",
-    CLEAN_UP: "metadata of a checkpoint that is not retained and that nothing refers to",
-    ORPHAN: "no retained checkpoint refers to it",
+    TEMPORARY: "was needed only during one call",
+    STAGED: "left by a killed write; no object has this name",
+    CLEAN_UP: "metadata of an unretained checkpoint that nothing references",
+    ORPHAN: "no retained checkpoint references it",
 }
 _STAGED_NAME: Final = re.compile(r".+#\d+$")
 
@@ -79,7 +79,7 @@ class Repair:
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
     """
-    What a repair would do.
+    The changes that a repair would make.
 
     Args:
         repairs: What can be removed, by name.
@@ -98,7 +98,7 @@ class RepairPlan:
 @dataclass(frozen=True, slots=True)
 class GivenUp:
     """
-    What `give_up_after` gives up.
+    The checkpoints that `give_up_after` discards.
 
     Args:
         checkpoint_id: The checkpoint whose state becomes the newest again.
@@ -112,7 +112,7 @@ class GivenUp:
 
 
 def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) -> RepairPlan:
-    """Find out what can be removed; nothing is changed."""
+    """Find out what can be removed; change nothing."""
     # Listed first: the objects of a checkpoint committed after the listing are marked below.
     listed = list(store.list())
     problems: list[str] = []
@@ -124,7 +124,9 @@ def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) 
         newest_id = -1 if newest is None else newest.checkpoint_id
         marked = reachable_objects(store)
     except CheckpointError as error:
-        problems.append(f"{error}. Objects of the log are kept: their use is unknown")
+        problems.append(
+            f"{error}. Log objects are kept, because it is unknown whether they are needed"
+        )
         usable = error.usable_id
     candidates: list[tuple[str, ObjectInfo]] = []
     for info in listed:
@@ -139,7 +141,7 @@ def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) 
 
 
 def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
-    """Remove what a plan lists; stops after a few failures."""
+    """Remove the objects that a plan lists; stop after a few failures."""
     staged = [repair.path for repair in plan.repairs if repair.kind == STAGED]
     with edit_session(store, "repair") as session:
         if staged:  # they are no objects of the store
@@ -159,7 +161,7 @@ def _kind(
     marked: frozenset[str] | None,
     newest_id: int,
 ) -> str | None:
-    """Return what kind of left-over an object is; None for one that is kept."""
+    """Return the kind of a left-over object; None for an object to keep."""
     if not is_ours(info.path):
         return None
     if info.path.startswith(f"{TEMPORARY_FOLDER}/"):
@@ -172,7 +174,7 @@ def _kind(
 
 
 def _staged_files(store: ObjectStore) -> Iterator[ObjectInfo]:
-    """Yield files of incomplete writes on local disk, which no listing of the store has."""
+    """Yield files of incomplete writes on local disk, which store listings omit."""
     root = local_path(store.url)
     if root is None:
         return
@@ -205,12 +207,12 @@ def _remove_files(store: ObjectStore, names: Iterable[str]) -> CleanUpReport:
 
 
 def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
-    """Find out what going back to a checkpoint gives up; nothing is changed."""
+    """Find out what going back to a checkpoint discards; change nothing."""
     find_restore_point(Entries(store), checkpoint_id)  # raises if it cannot be restored
     for problem in verify_checkpoint(store, checkpoint_id):
         if problem.blocks_restore:
             raise CheckpointError(
-                f"checkpoint {checkpoint_id} is damaged too: {problem.problem}; choose a different one",
+                f"checkpoint {checkpoint_id} is also damaged: {problem.problem}; choose a different one",
                 reason="damaged",
                 checkpoint_id=checkpoint_id,
                 path=problem.path,
@@ -222,15 +224,15 @@ def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
     )
     if not later:
         raise UsageError(
-            f"checkpoint {checkpoint_id} is the newest one and all its objects are sound: there is "
-            "nothing to give up"
+            f"checkpoint {checkpoint_id} is the newest checkpoint and all its objects are intact: there is "
+            "nothing to discard"
         )
     return GivenUp(checkpoint_id, later)
 
 
 def give_up_after(store: ObjectStore, checkpoint_id: int, clock_ms: Callable[[], int]) -> GivenUp:
     """
-    Make the state of a checkpoint the newest again, and give up the checkpoints after it.
+    Make a checkpoint's state the newest again, and discard the checkpoints after it.
 
     A claim fences a run that is active.  One commit, with an id that was never used, is the point
     of no return; then the metadata of the checkpoints given up is deleted.  The sources of a query
@@ -238,7 +240,7 @@ def give_up_after(store: ObjectStore, checkpoint_id: int, clock_ms: Callable[[],
     """
     plan = plan_give_up(store, checkpoint_id)
     if max(present_ids(store)) < plan.lost[-1].checkpoint_id:
-        raise CheckpointError("the location changed meanwhile; try again", reason="active")
+        raise CheckpointError("the location changed in the meantime; try again", reason="active")
     with edit_session(store, "repair", clock_ms=clock_ms, give_up_after=checkpoint_id) as session:
         session.claim_older(checkpoint_id)
         committed = session.commit_older(checkpoint_id).checkpoint_id

@@ -1,5 +1,5 @@
 """
-Rewind source offsets and state of a query, together, to one micro-batch.
+Rewind a query's source offsets and state together to one micro-batch.
 
 The order of the steps makes a crash harmless.  A claim fences a run that is still active.  One
 commit makes the state that of the micro-batch: the point of no return.  Then Spark's files of later
@@ -37,7 +37,7 @@ from statelog.store import ObjectStore, open_query_files
 from statelog.store.paths import STATE_FOLDER
 
 MIN_IDLE: Final = dt.timedelta(minutes=1)
-"""A query that Spark has planned a micro-batch for more recently may be running."""
+"""If Spark planned a micro-batch more recently, the query may be running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class RewindPoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindReport:
     """
-    What a rewind changes, or has changed.
+    The changes that a rewind would make, or has made.
 
     Args:
         batch_id: The last micro-batch that is kept.
@@ -89,12 +89,12 @@ class RewindReport:
 
     @property
     def changes_state(self) -> bool:
-        """Whether checkpoints after the micro-batch are given up."""
+        """Whether checkpoints after the micro-batch are discarded."""
         return self.newest_id > self.checkpoint_id
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All files to delete, in their order."""
+        """All files to delete, in order."""
         return (*self.commits, *self.offsets, *self.logs)
 
 
@@ -108,7 +108,7 @@ def rewind(
     storage_options: Mapping[str, object] | None = None,
 ) -> RewindReport:
     """
-    Rewind source offsets and state of a stopped query to one micro-batch.
+    Rewind a stopped query's source offsets and state to one micro-batch.
 
     The state after the micro-batch becomes the newest checkpoint.  Spark's files of later
     micro-batches are deleted, so the query plans and reads them again.  A run that is still active
@@ -142,15 +142,15 @@ def rewind(
     """
     query, state = open_stopped_query(checkpoint_location, state_location, storage_options)
     if batch_id < 0:
-        raise UsageError(f"batch_id (--batch-id) is {batch_id}; a micro-batch has a number from 0")
+        raise UsageError(f"batch_id (--batch-id) is {batch_id}; batch ids start at 0")
     report = replace(plan_rewind(query, state, batch_id), idle=_idle(query))
     if not apply:
         return report
     if report.idle is not None and report.idle < min_idle:
         raise CheckpointError(
             f"Spark planned a micro-batch {report.idle.total_seconds():.0f} s ago, so the query may be "
-            f"running. Stop it, and repeat the call {min_idle.total_seconds():.0f} s after its last "
-            "micro-batch; or set min_idle (--min-idle) to 0 s if it has certainly ended. Nothing was "
+            f"running. Stop it and repeat the call {min_idle.total_seconds():.0f} s after its last "
+            "micro-batch; or set min_idle (--min-idle) to 0 s if you are sure that it has ended. Nothing was "
             "changed",
             reason="active",
         )
@@ -182,12 +182,12 @@ def open_stopped_query(
         if state_location is not None:
             raise
         problem = str(error)
-    hint = ". Give the query's stateLocation as state_location (--state-location)"
+    hint = ". Pass the query's stateLocation as state_location (--state-location)"
     raise UsageError(problem + (hint if state_location is None else ""))
 
 
 def _idle(query: StoredQuery) -> dt.timedelta | None:
-    """Return the time since Spark wrote a micro-batch."""
+    """Return the time since Spark last wrote a micro-batch."""
     written = query.last_written()
     if written is None:
         return None
@@ -196,7 +196,7 @@ def _idle(query: StoredQuery) -> dt.timedelta | None:
 
 
 def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
-    """Return the micro-batches whose state is retained, ascending, with obstacles."""
+    """Return the micro-batches whose state is retained, ascending, with any obstacles."""
     points = []
     for summary, record in _retained(state, query.query_id()):
         problem = ""
@@ -217,7 +217,7 @@ def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
 
 
 def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> RewindReport:
-    """Return what a rewind to a micro-batch would change; change nothing."""
+    """Return the changes that a rewind to a micro-batch would make; change nothing."""
     summary, record = _state_after(query, state, batch_id)
     if query.has_state_of_spark():
         refuse(
@@ -251,7 +251,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
 
 
 def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary, BatchRecord]]:
-    """Return the checkpoints of the query that can be restored, ascending."""
+    """Return the query's restorable checkpoints, ascending."""
     others = set()
     checkpoints = []
     for summary in list_checkpoints(state):
@@ -296,13 +296,13 @@ def _state_after(
 
 
 def _check_log(query: StoredQuery, folder: str, entry: int) -> None:
-    """Check that Spark can read a source's log up to *entry* without later entries."""
+    """Check that Spark can read a source's log up to *entry* without the later entries."""
     names = set(query.names(f"{SOURCES}/{folder}"))
     number = entry
     while number >= 0 and f"{number}.compact" not in names:
         if str(number) not in names:
             refuse(
-                f"the log of a source, {query.url}/{SOURCES}/{folder}, cannot be rewound to entry "
+                f"the source log {query.url}/{SOURCES}/{folder} cannot be rewound to entry "
                 f"{entry}: entry {number} is missing",
                 "not_found",
             )

@@ -1,4 +1,4 @@
-"""Tags: keep a checkpoint, with the position of its sources, under a name."""
+"""Tags, which pin a checkpoint and the position of its sources under a name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SINK_PAUSE_S: Final = 0.1
 
 def tags(location: Location, *, storage_options: Mapping[str, object] | None = None) -> list[Tag]:
     """
-    Return the tags of a state location, tags of forks and readers too.
+    Return the tags of a state location, including those of forks and readers.
 
     Example:
         for tag in statelog.tags("s3://bucket/jobs/totals"):
@@ -65,7 +65,7 @@ def tag(
     storage_options: Mapping[str, object] | None = None,
 ) -> Tag:
     """
-    Keep a checkpoint under a name, with the position of its sources.
+    Pin a checkpoint under a name, with the position of its sources.
 
     The checkpoint, and all it needs, stays until `untag`.  `fork` continues from it, with the same
     rows of the sources as the query, even when Spark has deleted the files of that micro-batch.
@@ -120,7 +120,7 @@ def tag(
 
 
 def _earlier_tag(store: LocationStore, name: str, checkpoint_id: int, comment: str) -> Tag | None:
-    """Return the tag that an earlier call of the same arguments put."""
+    """Return the tag that an earlier call with the same arguments created."""
     for tag in list_tags(store):
         is_same = (tag.kind, tag.name, tag.checkpoint_id) == (TagKind.TAG, name, checkpoint_id)
         if is_same and read_tag(store, tag).facts.get("comment") == comment:
@@ -137,7 +137,7 @@ def untag(
     storage_options: Mapping[str, object] | None = None,
 ) -> Tag:
     """
-    Remove a tag; the next clean-up deletes the checkpoint unless it is retained.
+    Remove a tag; the next garbage collection deletes the checkpoint unless it is retained.
 
     Example:
         statelog.untag("s3://bucket/jobs/totals", "before-release", apply=True)
@@ -176,7 +176,7 @@ def untag(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkSource:
     """
-    What is tagged or forked.
+    The checkpoint to tag or fork, and its record.
 
     Args:
         store: The location.
@@ -224,7 +224,7 @@ def fork_source(store: LocationStore, checkpoint_id: int, open_query: OpenQuery)
 def finished_source(
     store: LocationStore, checkpoint_id: int | None, open_query: OpenQuery
 ) -> ForkSource:
-    """Read a checkpoint whose sink has taken its rows, after a while; None is the newest one."""
+    """Wait until a checkpoint's sink has written its rows, and read it; None is the newest one."""
     now_id = _newest_id(store) if checkpoint_id is None else checkpoint_id
     for attempt in range(_SINK_ATTEMPTS + 1):
         try:
@@ -241,7 +241,7 @@ def finished_source(
 
 
 def tagged_source(store: LocationStore, tag: Tag) -> ForkSource:
-    """Read a tagged checkpoint and the position that the tag holds."""
+    """Read a tagged checkpoint and the position in the tag."""
     files = read_tag(store, tag).files or None
     return ForkSource(store=store, stored=Entries(store).load(tag.checkpoint_id), files=files)
 
@@ -256,12 +256,12 @@ def query_store(
     recorded: str | None,
     options: Mapping[str, object] | None,
 ) -> ObjectStore:
-    """Return the checkpointLocation of a query: given, recorded, or the folder around the state."""
+    """Return a query's checkpointLocation: passed, recorded, or the folder around the state."""
     if named is None and recorded is not None and not may_follow(store.url, recorded, ()):
         raise CheckpointError(
             f"the checkpoint in {store.url} records {redacted(recorded)} as the query's "
-            "checkpointLocation, which is in another bucket or store, and is not opened because the "
-            "location says so: if you know it, give checkpoint_location (--checkpoint-location)",
+            "checkpointLocation, which is in a different bucket or store. It is not opened, because only "
+            "the location says so: if you trust it, pass checkpoint_location (--checkpoint-location)",
             reason="not_found",
         )
     folder, _, name = store.url.rpartition("/")
@@ -271,7 +271,7 @@ def query_store(
             return open_query_files(place, options=client_options(place, store, options))
     raise CheckpointError(
         f"the checkpoint in {store.url} does not record the query's "
-        "checkpointLocation: give checkpoint_location (--checkpoint-location)",
+        "checkpointLocation: pass checkpoint_location (--checkpoint-location)",
         reason="not_found",
     )
 
@@ -280,7 +280,7 @@ def client_options(
     place: Location, store: LocationStore, options: Mapping[str, object] | None
 ) -> Mapping[str, object] | None:
     """
-    Return the options of *store*'s client for another place in the same kind of store.
+    Return *store*'s client options for a different place in the same kind of store.
 
     Else None.
     """

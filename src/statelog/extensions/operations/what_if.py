@@ -1,5 +1,5 @@
 """
-What-if: a changed processor over the rows that a running query has read, next to the query.
+What-if: run a changed processor over the rows that a running query has read.
 
 The micro-batches of the running query are run again, one by one, in a fork.  Spark repeats a
 micro-batch that is in the offset log and not in the commit log.  So each entry of the running
@@ -76,7 +76,7 @@ class BatchOutcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """
-    How the changed processor's output and state differ from the running query's.
+    The differences between the output and state of a changed processor and a running query.
 
     Args:
         fork: The fork, which has the state of the changed processor after the last micro-batch.
@@ -106,7 +106,7 @@ class WhatIf:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs in what was compared."""
+        """Whether the compared output and state are equal."""
         return not self.outputs.num_rows and not any(keys.num_rows for keys in self.state.values())
 
     def __str__(self) -> str:
@@ -123,16 +123,14 @@ class WhatIf:
         for operator, table in self.state.items():
             lines.append(f"keys whose state differs in {operator}: {table.num_rows:,}")
         if self.reproducible is False:
-            lines.append(
-                "the current processor did not lead to the state of the running query again"
-            )
+            lines.append("the current processor did not reproduce the state of the running query")
         for name, table in (("output", self.outputs), *self.state.items()):
             lines += _some_rows(name, table)
         return "\n".join(lines)
 
 
 def _some_rows(name: str, table: pa.Table) -> Iterator[str]:
-    """Yield lines with the first rows of a table; none for a table without rows."""
+    """Yield lines with the first rows of a table; no lines for a table without rows."""
     if table.num_rows:
         yield from ("", f"{name}:")
     for row in table.slice(0, _SHOWN).to_pylist():
@@ -165,7 +163,7 @@ def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None
 
 def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Table:
     """
-    Return the rows that only one of two tables has; a row that is there twice counts twice.
+    Return the rows that only one of two tables contains; count duplicates separately.
 
     Returns:
         The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*),
@@ -183,7 +181,7 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
 def _only_in(
     table: pa.Table, keys: list[Hashable], others: list[Hashable], batch_id: int, change: str
 ) -> Iterator[pa.Table]:
-    """Yield the rows of *table* whose *keys* are more often in it than among the others."""
+    """Yield the rows of *table* whose *keys* occur more often there than in the other table."""
     more = Counter(keys) - Counter(others)
     rows = []
     for row, key in enumerate(keys):
@@ -222,7 +220,7 @@ def what_if(
     storage_options: Mapping[str, object] | None = None,
 ) -> WhatIf:
     """
-    Run a changed query over the rows that the running one read after a fork, and compare.
+    Run a changed query over the rows that the running query read after a fork, and compare.
 
     The micro-batches of the running query are repeated in the fork one by one, with their rows,
     processing times and watermarks.  The running query continues meanwhile, undisturbed: a tag
@@ -314,30 +312,30 @@ class _Source:
         return BatchRecord.of(self.last.checkpoint)
 
     def batches_after(self, forked: int) -> range:
-        """Return the micro-batches after the one that was forked."""
+        """Return the micro-batches after the forked micro-batch."""
         last_batch = self.record.batch_id
         check_sources(self.query, self.record, last_batch)
         if last_batch <= forked:
             raise CheckpointError(
-                f"the running query has no checkpoint after batch {forked}, which was forked; let "
-                "it run on, or fork an older checkpoint",
+                f"the running query has not committed a checkpoint after the forked batch {forked}; let "
+                "it run longer, or fork an older checkpoint",
                 reason="not_found",
             )
         return range(forked + 1, last_batch + 1)
 
     def files(self, batch_id: int) -> dict[str, bytes]:
-        """Return the files that plan a micro-batch."""
+        """Return the files in which Spark planned a micro-batch."""
         entry = self.query.offsets(batch_id)
         if entry is None or entry.offsets is None:
             raise CheckpointError(
-                f"{self.query.url} has no offsets of batch {batch_id}; Spark keeps the offsets of the last "
-                "spark.sql.streaming.minBatchesToRetain micro-batches. Fork a newer checkpoint",
+                f"{self.query.url} does not contain the offsets of batch {batch_id}; Spark keeps the "
+                "offsets of the last spark.sql.streaming.minBatchesToRetain micro-batches. Fork a newer checkpoint",
                 reason="not_found",
             )
         return batch_files(self.query, batch_id, entry.offsets, self.record.source_folders)
 
     def rows_of(self, batch_id: int) -> pa.Table | None:
-        """Return the rows that the running query delivered; None if they are not known."""
+        """Return the rows that the running query delivered; None if they are unknown."""
         for checkpoint_id in reversed(self.last.checkpoint.retained):
             with contextlib.suppress(FileNotFoundError):
                 stored = read_checkpoint(self.store, checkpoint_id)
@@ -351,7 +349,9 @@ class _Run:
 
     def __init__(self, source: _Source, fork: Fork, stream: StatefulStream) -> None:
         if fork.query is None:
-            raise UsageError("the fork has only the state: fork with the position of the sources")
+            raise UsageError(
+                "the fork contains only the state: fork again with the position of the sources"
+            )
         self._source = source
         self._fork = fork
         self._stream = stream
@@ -366,8 +366,8 @@ class _Run:
         planned = self._query.numbers(OFFSETS)
         if not planned or planned[-1] != batch_id - 1:
             raise CheckpointError(
-                f"a query has run on the fork {self._fork.location} already (up to batch "
-                f"{planned[-1] if planned else 'none'}); make a new fork",
+                f"a query has already run on the fork {self._fork.location} (up to batch "
+                f"{planned[-1] if planned else 'none'}); create a new fork",
                 reason="active",
             )
         self._plan(batch_id)
@@ -390,7 +390,7 @@ class _Run:
         return pa.table({}) if rows is None else rows
 
     def _plan(self, batch_id: int) -> None:
-        """Put a micro-batch into the offset log, as Spark plans it."""
+        """Write a micro-batch to the offset log, as Spark would plan it."""
         files = self._source.files(batch_id)
         logs = [name for name in files if name.endswith(COMPACT)]
         for name in logs:
@@ -405,7 +405,7 @@ class _Run:
 def _compared(
     batch_id: int, source: _Source, run: _Run, unchanged: _Run | None
 ) -> tuple[BatchOutcome, pa.Table | None]:
-    """Repeat a micro-batch; return what it did, and the rows that differ, if they can be known."""
+    """Repeat a micro-batch; return its result, and the rows that differ if they are known."""
     after = run.batch(batch_id)
     before = source.rows_of(batch_id) if unchanged is None else unchanged.batch(batch_id)
     differences = None if before is None else row_differences(batch_id, before, after)
@@ -420,7 +420,7 @@ def _compared(
 
 @contextlib.contextmanager
 def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoint]:
-    """Keep a checkpoint of the running query while it is compared."""
+    """Pin a checkpoint of the running query during the comparison."""
     checkpoint_id = newest_checkpoint(parent).checkpoint_id if until is None else until
     name = f"what-if-{os.urandom(8).hex()}"
     with edit_session(parent, "what-if", checkpoint_id=checkpoint_id) as session:
@@ -433,7 +433,7 @@ def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoi
 
 @contextlib.contextmanager
 def _second_fork(source: _Source, fork: Fork) -> Iterator[Fork]:
-    """Fork the same checkpoint once more, for the query as it runs."""
+    """Fork the same checkpoint again, for the query in its current form."""
     location = f"{fork.location.rstrip('/')}-current"
     store = open_location(location, options=source.options)
     query = open_store(f"{location}-query")
@@ -461,7 +461,7 @@ def _stream(frame: DataFrame, name: str) -> StatefulStream:
 def _state(
     parent: LocationStore, last: StoredCheckpoint, fork: LocationStore
 ) -> dict[str, pa.Table]:
-    """Return by operator the keys whose state differs."""
+    """Return the keys whose state differs, by operator."""
     newest = newest_checkpoint(fork)
     states = {}
     for operator in BatchRecord.of(last.checkpoint).operators:

@@ -1,4 +1,4 @@
-"""`statelog publish`: state as a table that any engine reads, one version for each checkpoint."""
+"""`statelog publish`: publish state as a table, one version per checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def publish(
         str | None,
         typer.Option(
             metavar="CATALOG.NAMESPACE.TABLE",
-            help="The Iceberg table, created if it does not exist. The catalog is configured as for pyiceberg.",
+            help="The Iceberg table, created if it does not exist. Configure the catalog as for pyiceberg.",
         ),
     ] = None,
     delta: Annotated[
@@ -36,13 +36,15 @@ def publish(
     operator: options.Operator = None,
     retain: Annotated[
         int,
-        typer.Option(help="Retain this many versions of the table, and all tagged ones.", min=1),
+        typer.Option(
+            help="Retain this many versions of the table, plus all tagged versions.", min=1
+        ),
     ] = RETAIN,
     catalog_option: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Property of the Iceberg catalog; repeat the option for several.",
+            help="Property of the Iceberg catalog, as KEY=VALUE; repeat the option for several.",
         ),
     ] = None,
     follow: Annotated[
@@ -59,9 +61,9 @@ def publish(
     """
     Publish a checkpoint as the newest version of an Iceberg or a Delta table.
 
-    The table has a row per key and a column per state variable.  Each publication replaces the rows
-    of the key groups that changed.  An Iceberg table also gets the tags of LOCATION.  Nothing
-    changes if the table already contains the checkpoint.
+    The table contains one row per key and one column per state variable.  Each publication replaces
+    the rows of the key groups that changed.  An Iceberg table also gets the tags of LOCATION.
+    Nothing changes if the table already contains the checkpoint.
 
     Examples:
         statelog publish s3://bucket/jobs/totals --iceberg prod.jobs.totals
@@ -87,7 +89,7 @@ def publish(
 
 
 def _follow(publisher: TablePublisher, as_json: bool) -> None:
-    """Publish newer checkpoints; a failure of a store or a catalog is printed, and tried again later."""
+    """Publish newer checkpoints; print failures of a store or catalog, and retry."""
     began_s = wall_clock_seconds()
     try:
         report = publisher.refresh()
@@ -118,7 +120,7 @@ def _show(report: PublishReport, seconds: float, as_json: bool) -> None:
         )
         return
     if not report.published:
-        contains = f"{report.table} contains checkpoint {report.checkpoint_id} already"
+        contains = f"{report.table} already contains checkpoint {report.checkpoint_id}"
         say(f"{contains}; nothing was published")
         return
     ids = ", ".join(map(str, report.published))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _VERSIONS: Final = "statelog.versions"
 """The retained versions, each with its checkpoint, as JSON."""
 _RECENT: Final = 16
-"""Commits that are read to find the newest published version; all of them if it is older."""
+"""Number of commits to read for the newest published version; all if it is older."""
 
 
 class DeltaTable:
@@ -57,10 +57,10 @@ class DeltaTable:
         self._contents: PublishedTable | None = None
 
     def close(self) -> None:
-        """Do nothing: no connection is kept."""
+        """Do nothing, because there is no open connection."""
 
     def load(self) -> PublishedTable | None:
-        """Read what the table contains; None if it does not exist."""
+        """Read the table's content; None if it does not exist."""
         from deltalake import DeltaTable as Table
         from deltalake.exceptions import TableNotFoundError
 
@@ -87,7 +87,7 @@ class DeltaTable:
         return self._contents
 
     def replace(self, rows: Replacement, tags: Mapping[str, int], retain: int) -> None:
-        """Commit a new version of the table as it was loaded; a missing table is created."""
+        """Commit a new version of the loaded table; create the table if it is missing."""
         from deltalake import CommitProperties, Schema, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
@@ -95,7 +95,7 @@ class DeltaTable:
             Schema.from_arrow(rows.schema)
         except Exception as error:
             raise UsageError(
-                f"the state cannot be a Delta table: {error}; publish other variables with --variable"
+                f"the state cannot be stored as a Delta table: {error}; select variables with --variable"
             ) from error
         version = 0 if self._table is None else self._table.version() + 1
         before = {} if self._contents is None else self._contents.checkpoints
@@ -122,7 +122,7 @@ class DeltaTable:
     def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
         """Delete the files that no retained version needs."""
         if self._table is None or self._contents is None:
-            raise CommitConflictError(f"the table {self.name} was deleted meanwhile")
+            raise CommitConflictError(f"the table {self.name} was deleted in the meantime")
         with explained(f"cannot tidy the table {self.name}"):
             vacuum = partial(
                 self._table.vacuum,

@@ -1,5 +1,5 @@
 """
-A published table in a catalog of pyiceberg.
+A published table in a PyIceberg catalog.
 
 A version is a snapshot whose summary records the facts of its checkpoint.  A commit deletes the
 rows of the key groups that changed and appends the new ones, in one transaction.  pyiceberg makes a
@@ -47,7 +47,7 @@ _PROPERTIES: Final = {
 
 class IcebergTable:
     """
-    A table in a catalog of pyiceberg; see `PublishableTable`.
+    A table in a PyIceberg catalog; see `PublishableTable`.
 
     Thread: one at a time.
     """
@@ -60,13 +60,11 @@ class IcebergTable:
         self.name = name
         catalog, _, self._identifier = name.partition(".")
         if not catalog or "." not in self._identifier:
-            raise UsageError(f"{name!r} is not the name of a table: write CATALOG.NAMESPACE.TABLE")
+            raise UsageError(f"{name!r} is not a table name: use CATALOG.NAMESPACE.TABLE")
         try:
             self._catalog = catalogs.load_catalog(catalog, **dict(options or {}))
         except Exception as error:
-            raise UsageError(
-                f"cannot open the catalog {catalog!r} of pyiceberg: {error}"
-            ) from error
+            raise UsageError(f"cannot open the PyIceberg catalog {catalog!r}: {error}") from error
         self._table: Table | None = None
 
     def close(self) -> None:
@@ -74,7 +72,7 @@ class IcebergTable:
         self._catalog.close()
 
     def load(self) -> PublishedTable | None:
-        """Read what the table contains; None if it does not exist."""
+        """Read the table's content; None if it does not exist."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with explained(f"cannot load the table {self.name}"):
@@ -86,7 +84,7 @@ class IcebergTable:
         return _contents(self._table)
 
     def replace(self, rows: Replacement, tags: Mapping[str, int], retain: int) -> None:
-        """Commit a new version of the table as it was loaded; a missing table is created."""
+        """Commit a new version of the loaded table; create the table if it is missing."""
         from pyiceberg.exceptions import CommitFailedException, ValidationException
 
         conflicts = (CommitFailedException, ValidationException)
@@ -114,7 +112,9 @@ class IcebergTable:
                 )
                 return table
         except TableAlreadyExistsError as error:
-            raise CommitConflictError(f"another process created the table {self.name}") from error
+            raise CommitConflictError(
+                f"a different process created the table {self.name}"
+            ) from error
 
     def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
         """Copy the location's tags to the table, and remove snapshots that are not retained."""
@@ -156,12 +156,12 @@ class IcebergTable:
 
     def _loaded(self) -> Table:
         if self._table is None:
-            raise CommitConflictError(f"the table {self.name} was deleted meanwhile")
+            raise CommitConflictError(f"the table {self.name} was deleted in the meantime")
         return self._table
 
 
 def _contents(table: Table) -> PublishedTable:
-    """Return what a table contains; facts of the source are also properties of the table."""
+    """Return a table's content; the table's properties also contain facts about the source."""
     checkpoints = _checkpoints(table)
     current = table.current_snapshot()
     newest = table.snapshot_by_id(max(checkpoints, key=checkpoints.__getitem__, default=-1))
@@ -196,7 +196,7 @@ def _checkpoints(table: Table) -> dict[int, int]:
 
 
 def _files(table: Table) -> set[str]:
-    """Return the URLs of all files that the snapshots of a table name."""
+    """Return the URLs of all files that a table's snapshots reference."""
     urls = set()
     manifests = {}
     for snapshot in table.metadata.snapshots:
@@ -211,7 +211,7 @@ def _files(table: Table) -> set[str]:
 
 
 def _delete(commit: Transaction, rows: Replacement) -> None:
-    """Delete the rows that are replaced."""
+    """Delete the rows that the new version replaces."""
     from pyiceberg.expressions import AlwaysTrue
 
     with warnings.catch_warnings():
@@ -220,7 +220,7 @@ def _delete(commit: Transaction, rows: Replacement) -> None:
 
 
 def _replace_columns(commit: Transaction, schema: pa.Schema) -> None:
-    """Replace the columns of a table, whose rows are replaced too, so that any type can change."""
+    """Replace the columns of a table; its rows are replaced too, so any type can change."""
     with commit.update_schema(allow_incompatible_changes=True) as update:
         for field in commit.table_metadata.schema().fields:
             update.delete_column((field.name,))
@@ -230,12 +230,12 @@ def _replace_columns(commit: Transaction, schema: pa.Schema) -> None:
 
 @contextmanager
 def _supported() -> Iterator[None]:
-    """Raise a type that Iceberg lacks as a `UsageError`."""
+    """Raise `UsageError` for a type that Iceberg lacks."""
     from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 
     try:
         yield
     except (TypeError, ValueError, UnsupportedPyArrowTypeException) as error:
         raise UsageError(
-            f"the state cannot be a table of Iceberg: {error}; publish other variables with --variable"
+            f"the state cannot be stored as an Iceberg table: {error}; select variables with --variable"
         ) from error

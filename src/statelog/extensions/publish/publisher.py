@@ -53,7 +53,7 @@ from statelog.state.reader.checkpoint_chain import newest_after
 from statelog.store import LocationStore, open_store
 
 _ATTEMPTS: Final = 10
-"""How often a publication is repeated because the query or another process was faster."""
+"""How often to retry if the query or a different process was faster."""
 _ATTEMPT: Final = "statelog.attempt"
 _SCHEMA: Final = "statelog.schema"
 RETAIN: Final = 10
@@ -158,7 +158,7 @@ def publisher(
     storage_options: Mapping[str, object] | None = None,
 ) -> TablePublisher:
     """
-    Return a publisher, which publishes one checkpoint after the other.
+    Return a publisher, which publishes checkpoints one after the other.
 
     Arguments and errors as `publish`.
 
@@ -188,16 +188,16 @@ def open_table(
     catalog_options: Mapping[str, str] | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> PublishableTable:
-    """Return the table that is named, which may not exist yet."""
+    """Return the specified table, which may not exist yet."""
     if (iceberg is None) == (delta is None):
         raise UsageError(
-            "give one table to publish to: iceberg (--iceberg CATALOG.NAMESPACE.TABLE) or delta "
+            "pass one table to publish to: iceberg (--iceberg CATALOG.NAMESPACE.TABLE) or delta "
             "(--delta, a folder)"
         )
     if delta is None:
         return IcebergTable(iceberg or "", catalog_options)
     if catalog_options:
-        raise UsageError("options of a catalog are for an Iceberg table; a Delta table is a folder")
+        raise UsageError("catalog options apply to an Iceberg table; a Delta table is a folder")
     return DeltaTable(delta, storage_options)
 
 
@@ -229,7 +229,7 @@ class TablePublisher:
         self._variables = None if variables is None else list(variables)
         self._published: CompletedCheckpoint | None = None
         self._base: CompletedCheckpoint | None = None
-        """The newest checkpoint of the table, if the location still has it."""
+        """The newest checkpoint of the table, if the location still contains it."""
         self._written_rows = 0
         self._failure: StatelogError | None = None
         name = re.sub(r"[^A-Za-z0-9._-]", "-", table.name)[-60:]
@@ -246,12 +246,12 @@ class TablePublisher:
         self._table.close()
 
     def publish(self, checkpoint: CheckpointName | None = None) -> PublishReport:
-        """Publish a checkpoint, and before it newer tagged ones."""
+        """Publish a checkpoint, after the newer tagged checkpoints before it."""
         return self._attempted(given_checkpoint_id(self._store, checkpoint), None)
 
     def refresh(self) -> PublishReport | None:
         """
-        Publish the newest checkpoint; return None if it is the one published last.
+        Publish the newest checkpoint; return None if it was already published.
 
         Without a newer one, two requests are made, at once.
         """
@@ -259,7 +259,7 @@ class TablePublisher:
         return None if newest is None else self._attempted(None, newest)
 
     def _attempted(self, asked_id: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
-        """Publish the checkpoint *given*, or *newest* if it was read; else the newest one."""
+        """Publish the checkpoint *given*, *newest* if it was read, or the newest checkpoint."""
         for attempt in range(_ATTEMPTS):
             try:
                 return self._publish(asked_id, newest if attempt == 0 else None)
@@ -267,7 +267,7 @@ class TablePublisher:
                 if attempt == _ATTEMPTS - 1:
                     raise UnavailableError(
                         f"{error}; other processes publish to the table {self._table.name} at the same "
-                        "time: let one do it"
+                        "time: let only one process publish"
                     ) from error
             except CheckpointNotFoundError:
                 if asked_id is not None or attempt == _ATTEMPTS - 1:
@@ -304,7 +304,7 @@ class TablePublisher:
         return self._report(published, due, tags)
 
     def _source(self, reader: StateReader) -> dict[str, str]:
-        """Return what identifies the state, as facts of a version."""
+        """Return the facts of a version that identify the state."""
         for name in self._variables or ():
             reader.arrow_schema(name)  # raises: it names the variables
         return {
@@ -315,7 +315,7 @@ class TablePublisher:
         }
 
     def _check_source(self, published: PublishedTable, reader: StateReader) -> None:
-        """Check that the table was created for the same state."""
+        """Check that the table was created for this state."""
         for key, expected in self._source(reader).items():
             if published.facts.get(key) != expected:
                 raise UsageError(
@@ -325,7 +325,7 @@ class TablePublisher:
 
     def _check_history(self, published: PublishedTable) -> None:
         """
-        Check that the location does not have a different checkpoint of the table's number.
+        Check that the location has no different checkpoint with the table's number.
 
         It may have none: then what changed after the published checkpoint cannot be told.
         """
@@ -344,11 +344,11 @@ class TablePublisher:
         newest = find_checkpoint(self._store)
         if newest.checkpoint_id < published.newest:
             raise self._restored(published)
-        raise CommitConflictError(f"the table {self._table.name} has a newer checkpoint meanwhile")
+        raise CommitConflictError(f"the table {self._table.name} now contains a newer checkpoint")
 
     def _restored(self, published: PublishedTable) -> CheckpointError:
         return CheckpointError(
-            f"the table {self._table.name} contains checkpoint {published.newest} of another history "
+            f"the table {self._table.name} contains checkpoint {published.newest} of a different history "
             f"({published.facts[POSITION]}) than {self._store.url}: the location was restored from a "
             "backup. Its checkpoints cannot follow the checkpoints of the table; publish to a different table",
             reason="not_newer",
@@ -365,7 +365,7 @@ class TablePublisher:
             if target in present:
                 return ()
             raise CheckpointError(
-                f"the table {self._table.name} contains checkpoint {newest} already, and the older "
+                f"the table {self._table.name} already contains checkpoint {newest}, and the older "
                 f"checkpoint {target} cannot follow it; publish it to a different table",
                 reason="not_newer",
                 checkpoint_id=target,
@@ -376,7 +376,7 @@ class TablePublisher:
     def _commit(
         self, reader: StateReader, published: PublishedTable | None, tags: Mapping[str, int]
     ) -> PublishedTable:
-        """Publish one checkpoint, and find out after an error whether the commit succeeded."""
+        """Publish one checkpoint; after an error, find out whether the commit succeeded."""
         rows = self._replacement(reader, published)
         self._failure = None
         try:
@@ -392,7 +392,7 @@ class TablePublisher:
         fail_point("publish-committed")
         committed = self._table.load()
         if committed is None:
-            raise CommitConflictError(f"the table {self._table.name} was deleted meanwhile")
+            raise CommitConflictError(f"the table {self._table.name} was deleted in the meantime")
         return committed
 
     def _replacement(self, reader: StateReader, published: PublishedTable | None) -> Replacement:
@@ -436,7 +436,7 @@ class TablePublisher:
         variables: Sequence[str],
         key_groups: Sequence[KeyGroupRange] | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of some key groups, without keys that lack state in the variables."""
+        """Yield the rows of some key groups, except keys without state in the variables."""
         try:
             for key_range in [reader.key_groups] if key_groups is None else key_groups:
                 for batch in reader.keys(key_groups=key_range):
@@ -486,7 +486,7 @@ class TablePublisher:
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Return a type whose fields may be null: a table's columns are not required."""
+    """Return the type with nullable fields, because a table's columns are not required."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
     if pa.types.is_map(kind):

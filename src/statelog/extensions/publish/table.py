@@ -1,4 +1,4 @@
-"""What a publication needs of a table; one implementation for each table format."""
+"""The interface of a published table; each table format implements it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FILE_BYTES: Final = 64 * 1024 * 1024
 
 
 class CommitConflictError(StatelogError):
-    """Another process changed the table since it was loaded."""
+    """A different process changed the table since it was loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
     """
-    What a table contains.
+    The content of a table.
 
     Args:
         facts: The facts of its newest published version; without one, the facts of the source.
@@ -44,14 +44,14 @@ class PublishedTable:
 
     @property
     def newest(self) -> int | None:
-        """The newest published checkpoint; None without one."""
+        """The newest published checkpoint; None if there is none."""
         return int(self.facts[CHECKPOINT]) if CHECKPOINT in self.facts else None
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
     """
-    Rows that replace rows of a table.
+    The rows that replace rows of a table.
 
     Args:
         schema: The columns; `key_group` is the first one.
@@ -71,7 +71,7 @@ class Replacement:
 
     @property
     def predicate(self) -> str | None:
-        """Which rows are replaced, in SQL; None for all."""
+        """The SQL condition of the rows to replace; None for all rows."""
         if self.key_groups is None:
             return None
         parts = [
@@ -103,15 +103,15 @@ class PublishableTable(Protocol):
         ...
 
     def close(self) -> None:
-        """Close what was opened; further calls do nothing."""
+        """Close all connections; further calls do nothing."""
         ...
 
     def load(self) -> PublishedTable | None:
-        """Read what the table contains; None if it does not exist."""
+        """Read the table's content; None if it does not exist."""
         ...
 
     def replace(self, rows: Replacement, tags: Mapping[str, int], retain: int) -> None:
-        """Commit a new version of the table as it was loaded; a missing table is created."""
+        """Commit a new version of the loaded table; create the table if it is missing."""
         ...
 
     def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
@@ -127,7 +127,7 @@ class PublishableTable(Protocol):
 def retained_versions(
     checkpoints: Mapping[int, int], tags: Mapping[str, int], retain: int
 ) -> dict[int, int]:
-    """Return the newest published versions and those with a tag, each with its checkpoint."""
+    """Return the newest and the tagged published versions, each with its checkpoint."""
     newest = set([*checkpoints][-retain:])
     return {
         version: checkpoint
@@ -138,7 +138,7 @@ def retained_versions(
 
 @contextmanager
 def explained(what: str, *conflicts: type[Exception]) -> Iterator[None]:
-    """Raise the errors of a table's library as errors of statelog."""
+    """Raise the errors of a table library as statelog errors."""
     try:
         yield
     except StatelogError:

@@ -1,5 +1,5 @@
 """
-What differs between two checkpoints, and what each checkpoint changed.
+Find the differences between two checkpoints, and the changes of each checkpoint.
 
 *Differences* are one row for each key that differs.  Both states are read in the order of key
 groups and compared in columns, some key groups at a time, so that only the key groups restored
@@ -51,14 +51,14 @@ from statelog.state.reader.state_reader import StateReader, portions, stored_byt
 _BEFORE: Final = 0
 _AFTER: Final = 1
 _PORTION_BYTES: Final = 16 * 1024 * 1024
-"""Key groups are compared together up to about this many stored bytes, one of them at least."""
+"""Key groups are compared in groups of up to about this many stored bytes, at least one."""
 _WHAT: Final = "the state of one key group,"
-"""What is compared, in the error that it is too large."""
+"""The name of the compared data in size errors."""
 
 
 class Differences:
     """
-    Compares the state of one operator as of two checkpoints.
+    Compares one operator's state as of two checkpoints.
 
     Args:
         before, after: The readers of both.
@@ -96,7 +96,7 @@ class Differences:
 
     def table(self, before_ms: int, after_ms: int) -> pa.Table:
         """
-        Return all rows that differ, in the order of key groups.
+        Return all rows that differ, ordered by key group.
 
         Args:
             before_ms: What expired at or before this time is left out of the state before.
@@ -108,7 +108,7 @@ class Differences:
 
     def batches(self, before_ms: int, after_ms: int) -> Iterator[pa.RecordBatch]:
         """
-        Yield the rows that differ, some key groups at a time; arguments as for `table`.
+        Yield the rows that differ, some key groups at a time; see `table` for the arguments.
 
         Blocks: On the store, between batches.
         """
@@ -120,7 +120,7 @@ class Differences:
             yield from self._compared(portion, (before_ms, after_ms))
 
     def _selected(self, batch: pa.RecordBatch, side: int) -> pa.RecordBatch:
-        """Return the key and the variables to compare; by position, for keys may be renamed."""
+        """Return the key and the variables to compare; match renamed keys by position."""
         columns = batch.columns[: len(self._key_columns)]
         for name, kind in zip(self._variables, self._types[side], strict=True):
             present = name in batch.schema.names
@@ -163,7 +163,7 @@ class Differences:
     def _differing(
         self, old: pa.RecordBatch, new: pa.RecordBatch, rows: RowNumbers, other: RowNumbers
     ) -> Mask:
-        """Return which of *rows* of *old* differ from the rows *other* of *new*."""
+        """Return which of the *rows* of *old* differ from the *other* rows of *new*."""
         width = len(self._key_columns)
         same = np.ones(len(rows), np.bool_)
         takes = pa.array(rows), pa.array(other)
@@ -174,7 +174,7 @@ class Differences:
     def _rows(
         self, old: pa.RecordBatch, new: pa.RecordBatch, before: RowNumbers, after: RowNumbers
     ) -> pa.RecordBatch:
-        """Return the rows of the result; -1 is a key that has no state on a side."""
+        """Return the rows of the result; -1 marks a key without state on that side."""
         numbers = np.where(before < 0, 0, np.where(after < 0, 2, 1)).astype(np.int8)
         words = change_words(numbers)
         takes = [pa.array(rows, mask=rows < 0) for rows in (before, after)]
@@ -193,7 +193,7 @@ class Differences:
         )
 
     def _state(self, side: int, portion: KeyGroupRange, now_ms: int) -> pa.RecordBatch:
-        """Return the keys that have state in some variable."""
+        """Return the keys that have state in any variable."""
         kinds = [self.schema.field(name).type for name in self._key_columns]
         columns = [pa.nulls(0, kind) for kind in (*kinds, *self._types[side])]
         names = [*self._key_columns, *self._variables]
@@ -206,13 +206,13 @@ class Differences:
 
 
 _WINDOW_BYTES: Final = 32 * 1024 * 1024
-"""Checkpoints are taken together up to about this many bytes of changes, one of them at least."""
+"""Checkpoints are grouped up to about this many bytes of changes, with at least one."""
 CHECKPOINT_COLUMN: Final = "checkpoint_id"
 
 
 class ChangeFeed:
     """
-    What the checkpoints of a chain changed, for one operator.
+    The changes of one operator in a chain of checkpoints.
 
     All state is shown in the schema of the last checkpoint: a field or variable that an earlier one
     did not have is null, and what was removed since is left out.
@@ -330,7 +330,7 @@ class ChangeFeed:
         return Window(self._layout, base, operations, times)
 
     def _window_end(self, start: int, portion: KeyGroupRange) -> int:
-        """Return where the checkpoints end that are taken together from *at* on."""
+        """Return the end of the group of checkpoints that starts at *at*."""
         size = 0.0
         for end in range(start, len(self._chain)):
             if end > start and not is_logged(self._chain[end], portion):
@@ -345,7 +345,7 @@ class ChangeFeed:
     def _compared(
         self, before: CompletedCheckpoint, after: CompletedCheckpoint, portion: KeyGroupRange
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of a checkpoint whose log is gone: what differs from the one before."""
+        """Yield the changes of a checkpoint without a log: the differences to the previous one."""
         readers = self._last.of(before), self._last.of(after)
         # At one time, for what expired in between is no change.
         now_ms = as_of_ms(after)
@@ -363,7 +363,7 @@ def feed_of(
     variable: str | None,
     key_groups: KeyGroupRange | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Return what each checkpoint changed, from one to another; see `LocationState.feed`."""
+    """Return what each checkpoint in a range changed; see `LocationState.feed`."""
     last = state.reader(checkpoint)
     if variable is not None:
         last.arrow_schema(variable)  # raises: it names the variables

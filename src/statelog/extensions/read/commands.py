@@ -1,4 +1,4 @@
-"""`statelog read`, `get`, `diff` and `sql`: the state as of a checkpoint, without Spark."""
+"""`statelog read`, `get`, `diff` and `sql`: read the state as of a checkpoint, without Spark."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ def read(
             "file, NAME.parquet, instead of printing rows."
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace files that exist.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     limit: options.Limit = None,
     as_json: options.Json = False,
 ) -> None:
@@ -59,9 +57,9 @@ def read(
     Print the state as of a checkpoint: one row per value, list element, map entry or timer.
 
     The command omits state that had expired when the checkpoint's micro-batch ran. --to writes the
-    same columns to Parquet files, for any engine or for `statelog edit`. A file appears under its
-    name only when it is complete. An existing file is replaced only with --overwrite, or if an
-    interrupted call wrote it from the same checkpoint.
+    same columns to Parquet files, which any engine and `statelog edit` can read. A file appears
+    under its name only when it is complete. The command replaces an existing file only with
+    --overwrite, or if an interrupted call wrote it from the same checkpoint.
 
     Examples:
         statelog read s3://bucket/jobs/totals
@@ -69,7 +67,7 @@ def read(
         statelog read s3://bucket/jobs/totals --to /tmp/totals
     """
     if overwrite and to is None:
-        raise UsageError("--overwrite needs --to: the folder or file to write")
+        raise UsageError("--overwrite requires --to, the folder or file to write")
     with _opened(location, operator) as state:
         reader = state.reader(checkpoint, variable=variable[0] if variable else None)
         names = list(dict.fromkeys(variable or [declared.name for declared in reader.variables()]))
@@ -139,9 +137,9 @@ def get(
     """
     Print the state of one key as of a checkpoint, or its history.
 
-    The command reads only the key group of the key.  --history prints the state as of each retained
+    The command reads only the key's key group.  --history prints the state as of each retained
     checkpoint, oldest first.  Exit status 1 if the key does not exist, or if a checkpoint of the
-    history cannot be read; the others are printed.
+    history cannot be read; the command prints the other checkpoints.
 
     Examples:
         statelog get s3://bucket/jobs/totals total c42
@@ -206,7 +204,7 @@ def _history(
 def _variables_and_key(
     reader: StateReader, words: Sequence[str]
 ) -> tuple[list[str], tuple[object, ...]]:
-    """Return the variables and the key that words name; all variables for as many words as columns."""
+    """Parse words into variables and a key; all variables if each word is a key column."""
     key_schema = reader.schema.key_schema
     names = [declared.name for declared in reader.variables()]
     if len(words) == len(key_schema):
@@ -219,7 +217,7 @@ def _variables_and_key(
 
 
 def _no_such_key(words: Sequence[str], names: Sequence[str], where: str) -> bool:
-    """Print that a key does not have state; return that this is a finding."""
+    """Report that a key does not have state; return the exit status of a finding."""
     print_error(f"no such key: {' '.join(words)}; it is not in {', '.join(names)} of {where}")
     return True
 
@@ -233,10 +231,10 @@ def diff(
         ),
     ],
     after: Annotated[
-        str, typer.Argument(metavar="AFTER", help="The other checkpoint, in the same forms.")
+        str, typer.Argument(metavar="AFTER", help="The second checkpoint, in the same forms.")
     ],
     *,
-    variable: Annotated[str | None, typer.Option(help="Compare this state variable only.")] = None,
+    variable: Annotated[str | None, typer.Option(help="Compare only this state variable.")] = None,
     operator: options.Operator = None,
     limit: options.Limit = None,
     as_json: options.Json = False,
@@ -271,12 +269,12 @@ def diff(
 
 
 def _reach(retained: int) -> str:
-    """Return how far back a location can be read, for people."""
+    """Describe how far back a location can be read."""
     return f"the location retains {plural(retained, 'checkpoint')} (setting retainedCheckpoints)"
 
 
 def _state_of(state: LocationState, variable: str, version: KeyVersion) -> object:
-    """Return the state of a version; a map as a list of its entries."""
+    """Return the state of a version; a map becomes a list of its entries."""
     by_name = {
         descriptor.name: descriptor for descriptor in state.variables(version.checkpoint_id)
     }.get(variable)
@@ -309,10 +307,10 @@ def sql(
     """
     Run an SQL statement over the state as of a checkpoint, with DuckDB.
 
-    Each state variable is a table of the same name; the timers are the table timers.  A name that
-    contains a dot needs quotes: select "key.customer", "value.total" from total.  The variables
-    that the statement names are read into memory.  Without --allow-files the statement cannot read
-    or write anything else.  The command requires the extra sql.
+    Each state variable is a table of the same name; timers are in the table timers.  A name that
+    contains a dot needs quotes: select "key.customer", "value.total" from total.  The command reads
+    the variables in the statement into memory.  Without --allow-files the statement cannot read or
+    write anything else.  The command requires the extra sql.
 
     Examples:
         statelog sql s3://bucket/jobs/totals 'from total limit 5'

@@ -27,7 +27,7 @@ NO_ROW: Final = -1
 @dataclass(frozen=True, slots=True)
 class Operations:
     """
-    The operations of one variable in a window, in the order of the log.
+    The operations of one variable in a window, in log order.
 
     Args:
         batch: In the columns of `StateCodec`, of the present schema.
@@ -48,12 +48,12 @@ class EventCells(Protocol):
         ...
 
     def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
-        """Return the cells of *events*, without what expired by *times*."""
+        """Return the cells of *events*, without elements that expired by *times*."""
         ...
 
 
 _Spans: TypeAlias = tuple[RowNumbers, RowNumbers]
-"""Where the span of each event begins and ends."""
+"""The start and the end of each event's span."""
 
 
 def event_cells(
@@ -137,7 +137,7 @@ class _Replaced:
 
 class _Gathered:
     """
-    A variable whose operations add elements to a cell, or remove some: a list or a map.
+    A variable whose operations add elements to a cell or remove them: a list or a map.
 
     The elements of each key stand one after the other: those at the beginning, then those that
     operations added.  The cell at an event is a span of them, without those that a later element
@@ -190,7 +190,7 @@ class _Gathered:
             self._expiry = expiry[self._order]
 
     def _replaced_at(self, keys: RowNumbers) -> RowNumbers | None:
-        """Return for each place the next one with the same map key."""
+        """Return for each position the next position with the same map key."""
         columns = self._state.kind.element_keys(self._elements)
         codec = self._state.user_key
         if columns is None or codec is None:
@@ -272,7 +272,7 @@ def _what(state: StateCodec) -> str:
 
 
 def _live(state: StateCodec, column: pa.Array, times: Times | None) -> pa.Array:
-    """Return cells without what has expired at the time of each."""
+    """Return cells without the elements that have expired by each cell's time."""
     if times is None:
         return column
     if pa.types.is_list(column.type):
@@ -281,7 +281,7 @@ def _live(state: StateCodec, column: pa.Array, times: Times | None) -> pa.Array:
 
 
 def _list_sizes(column: pa.Array, rows: RowNumbers) -> npt.NDArray[np.int64]:
-    """Return the number of elements of the cells at *rows*."""
+    """Return the number of elements in the cells at *rows*."""
     if not pa.types.is_list(column.type):
         return np.zeros(len(rows), np.int64)
     sizes = np.concatenate((lengths_of(column), [0]))

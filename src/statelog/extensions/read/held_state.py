@@ -1,5 +1,5 @@
 """
-The state of one checkpoint in memory, which can be brought to a newer one.
+The state of one checkpoint in memory, which can be updated to a newer checkpoint.
 
 What a `Replica` holds: tables as a task has them, and the rows of variables as far as they were
 asked for, by blocks of key groups, of which a newer checkpoint replaces those that changed.
@@ -29,7 +29,7 @@ from statelog.state.reader.state_reader import StateReader
 from statelog.store import ObjectStore
 
 _BUDGET_BYTES: Final = 512 * 1024 * 1024
-"""See `MemoryLimits`: beyond a part of it the state is held in columns instead of dictionaries."""
+"""See `MemoryLimits`: above a fraction of it, the state is stored in columns, not in dicts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class KeyVersion:
 
 class HeldState(StateReader):
     """
-    Reads the state of some key groups of an operator from memory.
+    Reads an operator's state of some key groups from memory.
 
     Args:
         store: Where the location is; it is read here and by `apply` only.
@@ -88,7 +88,7 @@ class HeldState(StateReader):
         self.close()  # the objects that were read are not needed again
 
     def changes_to(self, newest: StateReader) -> Changes | None:
-        """Return what leads to a newer checkpoint; None if all must be restored again."""
+        """Return the changes up to a newer checkpoint; None if a full restore is needed."""
         if newest.key_groups != self.key_groups or newest.schema.to_json() != self.schema.to_json():
             return None
         changes = Changes.of(self.checkpoint, newest.checkpoint, self._held_groups)
@@ -96,7 +96,7 @@ class HeldState(StateReader):
 
     def apply(self, changes: Changes, newest: CompletedCheckpoint, store: ObjectStore) -> CatchUp:
         """
-        Bring the state forward to a newer checkpoint.
+        Update the state to a newer checkpoint.
 
         Raises:
             CorruptionError: An object is damaged; the state can no longer be used.
@@ -156,7 +156,7 @@ class HeldState(StateReader):
         ]
 
     def _located(self, key: object) -> tuple[int, Key]:
-        """Return a key as the tables have it, and its key group."""
+        """Return a key as the tables store it, and its key group."""
         sought = StateKey(key, self.schema.key_schema)
         key_group = sought.key_groups(self.key_groups).start
         if key_group not in self._held_groups:
@@ -190,7 +190,7 @@ class HeldState(StateReader):
         self, rows: Mapping[str, VariableRows], key_groups: KeyGroupRange, expired_ms: int | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """
-        Yield the rows of several variables, of the key groups held.
+        Yield the rows of several variables, for the key groups in memory.
 
         Made once where they can be.
         """

@@ -33,7 +33,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def stable_order(numbers: npt.NDArray[np.int64]) -> RowNumbers:
-    """Return the order of *numbers*, which are not negative; equal ones stay in their order."""
+    """Return the stable sort order of *numbers*, which must not be negative."""
     bits = len(numbers).bit_length()
     most = int(numbers.max(initial=0))
     if most.bit_length() + bits > _WORD_BITS:
@@ -46,7 +46,7 @@ def stable_order(numbers: npt.NDArray[np.int64]) -> RowNumbers:
 
 
 def hash_order(hashes: Hashes) -> RowNumbers:
-    """Return the order of *hashes*; equal ones stay in their order."""
+    """Return the stable sort order of *hashes*."""
     bits = len(hashes).bit_length()
     mask = np.uint64((1 << bits) - 1)
     words = (hashes & ~mask) | np.arange(len(hashes), dtype=np.uint64)
@@ -67,7 +67,7 @@ def hash_order(hashes: Hashes) -> RowNumbers:
 def numbered(
     numbers: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], RowNumbers]:
-    """Return the distinct numbers, ascending, and the index of each row's number among them."""
+    """Return the distinct numbers, ascending, and the index of each row's number in them."""
     order = stable_order(numbers)
     ordered = numbers[order]
     starts = np.concatenate((np.ones(min(len(order), 1), np.bool_), ordered[1:] != ordered[:-1]))
@@ -78,7 +78,7 @@ def numbered(
 
 def equal_rows(left: pa.Array, right: pa.Array) -> Mask:
     """
-    Return for each row whether both columns hold equal state in it.
+    Return for each row whether both columns contain equal state.
 
     Args:
         left: A column.
@@ -104,7 +104,7 @@ def valid_rows(column: pa.Array) -> Mask:
 
 
 def any_valid(columns: Sequence[pa.Array], rows: int) -> Mask:
-    """Return for each row whether it is not null in some column."""
+    """Return for each row whether it is not null in any column."""
     is_valid = np.zeros(rows, np.bool_)
     for column in columns:
         is_valid |= valid_rows(column)
@@ -151,7 +151,7 @@ def _equal_values(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
 
 
 def _equal_floats(left: pa.Array, right: pa.Array) -> Mask:
-    """Compare bits, so that zeros differ by their sign; every NaN is the same."""
+    """Compare bits, so that zeros differ by sign, and all NaNs are equal."""
     values, other = (
         pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
         for column in (left, right)

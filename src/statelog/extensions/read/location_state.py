@@ -1,5 +1,5 @@
 """
-The state of a location in Python: all that can be asked of it.
+Read the state of a location from Python.
 
 `LocationState` adds to the tables and keys of checkpoints what the features of statelog read: the
 history of a key, what changed, SQL, a live replica, and what checkpoints name besides state.
@@ -50,7 +50,7 @@ _UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
 @dataclass(frozen=True, slots=True)
 class KeyHistory:
     """
-    The history of a key, as far as it can be read.
+    The readable history of a key.
 
     Args:
         versions: The state as of each checkpoint that can be read, ascending.
@@ -74,7 +74,7 @@ class KeyHistory:
         damaged = any(summary.state is CheckpointState.DAMAGED for summary in self.unreadable)
         raise CheckpointError(
             f"the history has gaps: checkpoint {ids} cannot be read ({first.problem}). `statelog "
-            "verify` says what is damaged; the state as of another checkpoint can be read by its id",
+            "verify` reports the damage; to read the state as of a different checkpoint, pass its id",
             reason="damaged" if damaged else "incompatible",
             checkpoint_id=first.checkpoint_id,
         )
@@ -82,7 +82,7 @@ class KeyHistory:
 
 class LocationState(LocationReader):
     """
-    The state of one operator of a location, as of any retained checkpoint, and what it changed.
+    The state of one operator as of any retained checkpoint, and the changes between them.
 
     Made by `statelog.open`.  Nothing is claimed, locked or written: a query may write to the
     location meanwhile, and may delete a checkpoint that is read, which raises
@@ -170,7 +170,7 @@ class LocationState(LocationReader):
         key_groups: KeyGroupRange | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """
-        Return what each checkpoint changed, from one to another.
+        Return what each checkpoint in a range changed.
 
         One row for each key that a checkpoint changed, with the columns `change` (insert, update or
         delete), `checkpoint_id`, `key_group`, `key.<name>`, then `before.<variable>` and
@@ -208,7 +208,7 @@ class LocationState(LocationReader):
         self, *, key_groups: KeyGroupRange | None = None, interval_s: float | None = 1.0
     ) -> Replica:
         """
-        Return a live replica: a copy in memory of the newest state, which follows the query.
+        Return a live replica: an in-memory copy of the newest state that follows the query.
 
         It reads the log of each newer checkpoint, and sends nothing to the query.  Closing this
         state does not close it.
@@ -276,7 +276,7 @@ class LocationState(LocationReader):
         unreadable: list[UnreadableAttachment] | None = None,
     ) -> pa.Table:
         """
-        Return the dead letters that are kept.
+        Return the retained dead letters.
 
         The calls of the processor that failed and were left out.
 
@@ -326,7 +326,7 @@ class LocationState(LocationReader):
 
     def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
         """
-        Return the side outputs with rows that are kept, by name.
+        Return the side outputs with retained rows, by name.
 
         Arguments and errors: see `reader`.
 
@@ -342,7 +342,7 @@ class LocationState(LocationReader):
         since: CheckpointName | None = None,
     ) -> pa.Table:
         """
-        Return the rows of a side output that are kept, in the order of their micro-batches.
+        Return the retained rows of a side output, in the order of their micro-batches.
 
         Their columns are `checkpoint_id` and `batch_id` of the micro-batch, then those that the
         processor declared.  A table without columns says that none are kept.
@@ -367,7 +367,7 @@ class LocationState(LocationReader):
 
     def broadcasts(self, checkpoint: CheckpointName | None = None) -> tuple[BroadcastVersion, ...]:
         """
-        Return the versions of broadcast tables that the micro-batch of a checkpoint saw, by name.
+        Return the versions of broadcast tables that a checkpoint's micro-batch read, by name.
 
         Arguments and errors: see `reader`.
 
@@ -377,7 +377,7 @@ class LocationState(LocationReader):
 
     def broadcast(self, name: str, checkpoint: CheckpointName | None = None) -> pa.Table:
         """
-        Return the rows of a broadcast table that the micro-batch of a checkpoint saw.
+        Return the rows of a broadcast table that a checkpoint's micro-batch read.
 
         Args:
             name: The table, as the setting `broadcast` has it.
@@ -433,7 +433,7 @@ def open(
     storage_options: Mapping[str, object] | None = None,
 ) -> LocationState:
     """
-    Open the state of a location, to read it.
+    Open the state of a location for reading.
 
     Example:
         with statelog.open("s3://bucket/jobs/totals") as state:

@@ -1,4 +1,4 @@
-"""The state as of a checkpoint as Parquet files, one for each variable."""
+"""Write the state as of a checkpoint to Parquet files, one per variable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_variables(
     update: Callable[[str], None],
 ) -> list[tuple[str, Path, int]]:
     """
-    Write variables to a folder, or one variable to a file; return name, file and number of rows.
+    Write variables to a folder, or one variable to a file; return names, files and numbers of rows.
 
     A file appears under its name when it is complete.  A file that exists is rejected with
     `UsageError` without *overwrite*, except the result of an interrupted call for the same
@@ -54,19 +54,21 @@ def _files(out: Path, names: Sequence[str]) -> dict[str, Path]:
         if len(names) != 1:
             texts = ", ".join(names) or "none"
             raise UsageError(
-                f"{out} is one file, but there are {len(names)} variables ({texts}): give a folder, or "
-                "name one variable"
+                f"{out} is one file, but there are {len(names)} variables ({texts}): pass a folder, or "
+                "select one variable"
             )
         return {names[0]: out}
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is not a folder; the name of a file ends with {_SUFFIX}")
+        raise UsageError(
+            f"{out} is not a folder; to write a file, use a name that ends with {_SUFFIX}"
+        )
     # A name may have any characters; those that are not safe in a file name are encoded.
     quoted = {name: urllib.parse.quote(name, safe=" $()=+,@") for name in names}
     return {name: out / f"{quoted[name]}{_SUFFIX}" for name in names}
 
 
 def _check_absent(files: Mapping[str, Path], facts: Mapping[str, str], *, overwrite: bool) -> None:
-    """Check that no other file has one of the names."""
+    """Check that no other file has any of the names."""
     for name, path in files.items():
         if os.path.lexists(path) and not overwrite and not _is_result(path, _metadata(facts, name)):
             raise UsageError(f"{path} exists; --overwrite replaces it")
@@ -78,7 +80,7 @@ def _metadata(facts: Mapping[str, str], name: str) -> dict[str, str]:
 
 
 def _is_result(path: Path, metadata: Mapping[str, str]) -> bool:
-    """Return whether an earlier call has written a file from the same checkpoint."""
+    """Return whether an earlier call wrote a file from the same checkpoint."""
     try:
         present = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowException):
@@ -137,7 +139,7 @@ def _write(
 
 
 def _publish(staged: Path, path: Path, metadata: Mapping[str, str], *, overwrite: bool) -> None:
-    """Rename a complete file; without *overwrite* only to a name that is free."""
+    """Rename a complete file; without *overwrite*, only to a free name."""
     with staged.open("rb") as file:
         os.fsync(file.fileno())
     if overwrite:

@@ -1,5 +1,5 @@
 """
-A live replica: a copy of the state of a location that follows the query which writes it.
+A live replica: a copy of a location's state that follows the query.
 
 A replica holds the state as of one checkpoint, as a task does, and comes to a newer one by
 replaying the log behind what it holds.  So a micro-batch costs it the changes of that micro-batch.
@@ -39,13 +39,13 @@ from statelog.store import CachedStore, ObjectStore
 
 _CLOSE_S: Final = 10.0
 _OWN_INTERVAL_S: Final = 0.25
-"""Between two looks of `wait_for`, without a thread that looks."""
+"""The poll interval of `wait_for` if there is no polling thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
     """
-    The position of a replica, and what it has read.
+    The position of a replica, and its read counters.
 
     Args:
         checkpoint_id: The checkpoint whose state it holds.
@@ -74,7 +74,7 @@ class ReplicaStatus:
 
 class Replica:
     """
-    The state of one operator, one micro-batch behind the query that writes it.
+    The state of one operator, at most one micro-batch behind the query.
 
     Made by `LocationState.follow`.  Every answer comes from one whole checkpoint: what
     `LocationState` returns for it.  A time to live ends also while the query is idle: what has
@@ -150,7 +150,7 @@ class Replica:
 
     def close(self) -> None:
         """
-        Stop following and forget the state; further calls do nothing.
+        Stop following and discard the state; further calls do nothing.
 
         Blocks: Up to ten seconds, while a look for a newer checkpoint is under way.
         """
@@ -163,16 +163,16 @@ class Replica:
 
     @property
     def checkpoint(self) -> int:
-        """Id of the checkpoint whose state is held; raises `ClosedError`."""
+        """Id of the checkpoint whose state is in memory; raises `ClosedError`."""
         return self._held().checkpoint_id
 
     @property
     def lag(self) -> float:
-        """Seconds since the checkpoint held was last known to be the newest."""
+        """Seconds since this checkpoint was last known to be the newest."""
         return self.status().checked_s
 
     def status(self) -> ReplicaStatus:
-        """Return where the replica is; raises `ClosedError`."""
+        """Return the replica's position; raises `ClosedError`."""
         with self._lock:
             current = self._held()
             return ReplicaStatus(
@@ -188,7 +188,7 @@ class Replica:
             )
 
     def variables(self) -> tuple[StateDescriptor, ...]:
-        """Return the state variables, as of the checkpoint held; raises `ClosedError`."""
+        """Return the state variables as of the current checkpoint; raises `ClosedError`."""
         return self._held().variables()
 
     @property
@@ -230,7 +230,7 @@ class Replica:
 
     def wait_for(self, checkpoint_id: int, timeout_s: float = 60.0) -> int:
         """
-        Wait until the state of a checkpoint, or of a newer one, is held; return its id.
+        Wait until the replica reaches a checkpoint or a newer one; return its id.
 
         Args:
             checkpoint_id: Its id.
@@ -259,28 +259,28 @@ class Replica:
                     raise self._error or ClosedError("the replica is closed")
             if self._clock.now_ns() >= until_ns:
                 status = self.status()
-                why = f"; the last look for one failed: {status.error}" if status.error else ""
+                why = f"; the last refresh failed: {status.error}" if status.error else ""
                 raise UnavailableError(
                     f"checkpoint {checkpoint_id} of {self._store.url} was not committed in "
-                    f"{timeout_s:g} s; the newest one is {status.checkpoint_id}{why}",
+                    f"{timeout_s:g} s; the newest checkpoint is {status.checkpoint_id}{why}",
                     checkpoint_id=status.checkpoint_id,
                 )
 
     def _is_over(self, checkpoint: int) -> bool:
-        """Return whether a wait has ended: the checkpoint is held, or never will be."""
+        """Return whether a wait has ended: the checkpoint was reached or never will be."""
         if self._closed or self._current is None:
             return True
         gone = isinstance(self._error, CheckpointError) and self._error.reason == "not_found"
         return gone or self._current.checkpoint_id >= checkpoint
 
     def _poll(self) -> None:
-        """Refresh; `refresh` keeps an error for `status` and for waits."""
+        """Refresh; `refresh` records an error for `status` and for waits."""
         with suppress(StatelogError):
             self.refresh()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let one call at a time refresh; the store is asked without the lock."""
+        """Let one call at a time refresh; read the store without the lock."""
         with self._lock:
             self._lock.wait_for(lambda: not self._refreshing or self._closed)
             self._check_open()
@@ -309,7 +309,7 @@ class Replica:
             return
         raise CheckpointError(
             f"the query that writes to {self._store.url} deleted each checkpoint before it could be "
-            f"read, {ATTEMPTS} times: let it retain more (retainedCheckpoints), or see whether an "
+            f"read, {ATTEMPTS} times: raise its retainedCheckpoints, or check whether an "
             f"object is missing (statelog verify). Last: {gone}",
             reason="subsumed",
         ) from gone
@@ -350,7 +350,7 @@ class Replica:
 
     def get(self, variable: str, key: object, *, now_ms: int | None = None) -> Any:
         """
-        Return the state of one key, as `LocationState.get` does for the checkpoint held.
+        Return the state of one key as of the current checkpoint, like `LocationState.get`.
 
         Args:
             variable: Its name; `$timers` for timers.
@@ -395,7 +395,7 @@ class Replica:
 
     def table(self, variable: str, *, now_ms: int | None = None) -> pa.Table:
         """
-        Return the rows of a variable, as `LocationState.table` does for the checkpoint held.
+        Return the rows of a variable as of the current checkpoint, like `LocationState.table`.
 
         Only key groups that changed since the last call are converted.
 
@@ -442,13 +442,13 @@ class Replica:
         )
 
     def _tables(self, names: Sequence[str], now_ms: int | None) -> Mapping[str, pa.Table]:
-        """Return the rows of variables, of one checkpoint."""
+        """Return the rows of variables as of one checkpoint."""
         with self._lock:
             current = self._whole()
             return current.tables(variables=names, now_ms=_time(current, now_ms))
 
     def _whole(self) -> HeldState:
-        """Return what is held if it can be read."""
+        """Return the state in memory if it can be read."""
         current = self._held()
         if self._broken is not None:
             raise self._broken
@@ -466,5 +466,5 @@ class Replica:
 
 
 def _time(current: HeldState, now_ms: int | None) -> int:
-    """Return the time for which expiry is decided."""
+    """Return the time that decides expiry."""
     return max(current.as_of_ms, wall_clock_ms()) if now_ms is None else now_ms

@@ -1,5 +1,5 @@
 """
-SQL over state variables, through DuckDB.
+Run SQL on state variables with DuckDB.
 
 Each variable is a table of its name with the columns of its rows, which need quotes in SQL:
 `select "key.customer", "value.total" from total`.  A statement is bound to empty tables first, so
@@ -22,7 +22,7 @@ from statelog.state.reader.state_reader import StateReader
 from statelog.state.schema import TIMERS_NAME
 
 _TIMERS_ALIAS: Final = "timers"
-"""Another name of the timers, as `$timers` needs quotes."""
+"""An alias of the timers, because `$timers` needs quotes."""
 _EMPTY: Final = "statelog_empty"
 _CONFIG: Final = {
     "python_enable_replacements": "false",  # a name in SQL is a variable, not one of our locals
@@ -79,7 +79,7 @@ def run_sql(
             names = ", ".join(map(_quoted, schemas)) or "none"
             if not allow_files and isinstance(error, duckdb.PermissionException):
                 raise UsageError(
-                    f"SQL: {error}\nA statement reads and writes no files unless that is allowed: "
+                    f"SQL: {error}\nStatements cannot read or write files unless you allow it: "
                     "allow_files=True, or --allow-files on the command line"
                 ) from error
             raise UsageError(
@@ -117,7 +117,7 @@ def run_sql_on(readers: Sequence[StateReader], statement: str, *, allow_files: b
 def _used(
     connection: Any, error_class: type[Exception], statement: str, names: Collection[str]
 ) -> set[str]:
-    """Return the names of tables in a statement, or some more."""
+    """Return the names of the tables in a statement, possibly with some extra names."""
     try:
         used = {name.lower() for name in connection.get_table_names(statement)}
         return {name for name in names if name.lower() in used}

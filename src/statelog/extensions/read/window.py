@@ -1,5 +1,5 @@
 """
-What the changes of some checkpoints did to the keys of some key groups, computed in columns.
+Compute in columns what some checkpoints changed in some key groups.
 
 An *event* is a key and a checkpoint that changed it.  For every event the state of the key before
 and after it is found at once, without a Python object for any of them: operations and the state at
@@ -47,14 +47,14 @@ from statelog.state.kinds.kind import RowNumbers, Times
 EVENTS: Final = 65_536
 """Rows of a batch of events."""
 _FILTER_BITS: Final = 22
-"""Bits of a hash by which rows are passed over: 4 MiB of marks."""
+"""Number of hash bits for skipping rows: 4 MiB of marks."""
 _ELEMENTS: Final = 1_000_000
 """Elements that the events of a batch may refer to, if they are more than one event."""
 
 
 class LoggedOperations:
     """
-    The operations of several checkpoints, in the order in which they are added.
+    The operations of several checkpoints, in the order in which they were added.
 
     Args:
         codec: The operator's codec, into whose schema all is converted.
@@ -67,7 +67,7 @@ class LoggedOperations:
 
     def add(self, checkpoint: int, changes: pa.RecordBatch) -> None:
         """
-        Add changes in the order of the log.
+        Add changes in log order.
 
         Args:
             checkpoint: Index of the checkpoint in its window; not below that of the call before.
@@ -130,7 +130,7 @@ class _Keys:
 @dataclass(frozen=True, slots=True)
 class _Events:
     """
-    The events of a window, in the order of keys, and for a key in the order of checkpoints.
+    The events of a window, ordered by key and then by checkpoint.
 
     Attributes:
         key_of: The key number of each event.
@@ -146,7 +146,7 @@ class _Events:
 
 
 def _keys_of(layout: RowLayout, base: pa.RecordBatch, logged: Sequence[Operations]) -> _Keys:
-    """Return the keys of the operations, with the rows of *base* that may have one of them."""
+    """Return the keys of the operations, with the rows of *base* that may contain them."""
     width = layout.first_state - 1
     batches = [operations.batch for operations in logged]
     asked = np.concatenate([layout.hashes(batch.columns[:width]) for batch in batches])
@@ -180,7 +180,7 @@ def _events_of(keys: _Keys, logged: Sequence[Operations], checkpoints: int) -> _
 
 
 def _replaced_rows(keys: _Keys, events: _Events) -> RowNumbers:
-    """Return the rows of the state at the beginning whose keys have an event."""
+    """Return the rows of the initial state whose keys have an event."""
     has_event = np.zeros(len(keys.rows), np.bool_)
     has_event[events.key_of] = True
     replaced: RowNumbers = keys.touched[has_event[keys.numbers[: keys.before.num_rows]]]
@@ -213,7 +213,7 @@ def _cells_of(
 
 class Window:
     """
-    The events of some key groups in some checkpoints that follow one another.
+    The events of some key groups in consecutive checkpoints.
 
     Args:
         layout: The columns of state.
@@ -297,7 +297,7 @@ class Window:
                 yield batch
 
     def state_after(self) -> pa.RecordBatch:
-        """Return the state of the key groups after the last checkpoint, expired entries too."""
+        """Return the key groups' state after the last checkpoint, including expired entries."""
         last = np.flatnonzero(np.diff(self._key_of, append=NO_ROW))
         rows = pa.array(self._rows[self._key_of[last]])
         changed = [
@@ -319,7 +319,7 @@ class Window:
         return self._variables[state_id].cells(events, after, times if expires else None)
 
     def _portions(self, order: RowNumbers) -> Iterator[RowNumbers]:
-        """Yield the events in parts of bounded size."""
+        """Yield the events in chunks of bounded size."""
         sizes = np.ones(len(order), np.float64)
         for variable in self._variables.values():
             sizes += variable.sizes()[order] * (EVENTS / _ELEMENTS)
@@ -333,7 +333,7 @@ class Window:
 
 
 def _rows_with(hashes: Hashes, asked: Hashes) -> RowNumbers:
-    """Return the rows whose keys may be among those asked for; a few others too."""
+    """Return the rows that may have the requested keys, and possibly a few others."""
     bits = np.uint64(64 - _FILTER_BITS)
     marks = np.zeros(1 << _FILTER_BITS, np.bool_)
     marks[asked >> bits] = True

@@ -1,4 +1,4 @@
-"""`statelog replay`: run what a recorded key saw through the current processor."""
+"""`statelog replay`: replay a recorded key through the current processor."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def replay(
     """
     Replay a recorded key through the current processor, and compare the results.
 
-    The setting `record` makes a query record keys.  A step is one micro-batch of the key: it begins
-    with the recorded state and timers, and the command compares the resulting rows, state and
-    timers with the recorded ones.  It reports and skips damaged and missing recordings.  Exit
-    status 1 if a step differs or fails, or a recording is skipped.
+    To record keys, set `record` on the query.  A step is one micro-batch of the key: it starts from
+    the recorded state and timers, and the command compares the resulting rows, state and timers
+    with the recorded ones.  It reports and skips damaged and missing recordings.  Exit status 1 if
+    a step differs or fails, or a recording is skipped.
 
     Examples:
         statelog replay s3://bucket/jobs/fraud
@@ -68,7 +68,7 @@ def replay(
     if not key:
         show_recordings(_recorded_keys(store, unreadable), as_json=as_json)
         return report_unreadable(unreadable)
-    extras.require_spark("the replay of a processor")
+    extras.require_spark("replaying a processor")
     steps = _recorded_steps(store, key, unreadable, operator, since)
     gaps = report_unreadable(unreadable)
     if processor is None:
@@ -103,7 +103,7 @@ def _recorded_steps(
     operator: str | None,
     since: str | None,
 ) -> list[RecordedStep]:
-    """Return the steps of a key in text form."""
+    """Return the steps of a key that is passed as text."""
     from statelog.extensions.testing.replay import recorded_steps
 
     # The types of a key decide what its text means, and recordings may have different ones.

@@ -21,11 +21,11 @@ from statelog.store import PATHS
 
 _log = logging.getLogger("statelog.spark")
 _KEY_SHARE: Final = 8
-"""One key takes at most this part of the bytes of a micro-batch."""
+"""One key uses at most this fraction of a micro-batch's byte limit."""
 
 
 class Recordings(AttachingExtension):
-    """What chosen keys of a query see."""
+    """Records selected keys of a query."""
 
     name = "recordings"
 
@@ -36,7 +36,7 @@ class Recordings(AttachingExtension):
 
     @staticmethod
     def policy(settings: QuerySettings) -> AttachmentPolicy:
-        """Return how recordings are kept; a query does not stop for want of them."""
+        """Return how to retain recordings; a query does not fail if they cannot be written."""
         return AttachmentPolicy(
             kind=RECORDING,
             what="recordings",
@@ -49,7 +49,7 @@ class Recordings(AttachingExtension):
         )
 
     def task_part(self, operator: int, tasks: int) -> RecordSpec | None:
-        """Return what the tasks of an operator record."""
+        """Return the recording part for an operator's tasks."""
         return record_spec(self._query, operator, self._keys[operator], tasks)
 
     def attachments(
@@ -67,15 +67,15 @@ class Recordings(AttachingExtension):
 
 
 def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
-    """Return the keys to record of each operator."""
+    """Return the keys to record for each operator."""
     record = query.settings.record
     if not record.is_on:
         return [() for _ in query.operators]
     for operator in query.operators:
         if not face_of(operator.processor).handles_single_keys:
             raise UsageError(
-                f"record has no effect on {type(operator.processor).__name__}: what single keys see is "
-                "recorded of processors of Rows and pandas frames only"
+                f"record has no effect on {type(operator.processor).__name__}: single keys can be "
+                "recorded only for processors of Rows or pandas frames"
             )
     return keys_of_operators(record, [operator.schema.key_schema for operator in query.operators])
 
@@ -83,7 +83,7 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
 def record_spec(
     query: Query, operator: int, keys: tuple[tuple[object, ...], ...], tasks: int
 ) -> RecordSpec | None:
-    """Return what the tasks of an operator record; None for nothing."""
+    """Return the recording part for an operator's tasks; None if they record nothing."""
     record = query.settings.record
     if not record.is_on:
         return None
@@ -100,7 +100,7 @@ def record_spec(
 
 
 def keys_of_operators(record: Record, schemas: Sequence[pa.Schema]) -> list[tuple[Key, ...]]:
-    """Return the keys of each operator, in the types of its key columns."""
+    """Return each operator's keys, in the types of its key columns."""
     by_operator: list[list[Key]] = [[] for _ in schemas]
     for key in cast("Sequence[Key]", record.keys):
         refused: UsageError | None = None
@@ -117,5 +117,5 @@ def keys_of_operators(record: Record, schemas: Sequence[pa.Schema]) -> list[tupl
 
 
 def key_bytes_of(batch_bytes: int) -> int:
-    """Return the most bytes of one key, given the most of a micro-batch."""
+    """Return the byte limit of one key, from the limit of a micro-batch."""
     return max(batch_bytes // _KEY_SHARE, 1)

@@ -1,5 +1,5 @@
 """
-Recordings of tasks as bytes, and the state of some keys as columns.
+Encode recordings of tasks as bytes, and the state of some keys as columns.
 
 A file holds the recordings of some tasks of one micro-batch, or of one key that failed::
 
@@ -62,7 +62,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What one task recorded of an operator in one micro-batch, one row per key.
+    One task's recording of an operator in one micro-batch, with one row per key.
 
     Args:
         operator_id: Name of the operator; *operator* is its index in the query.
@@ -113,7 +113,7 @@ class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
     broadcasts: tuple[Attachment, ...] | UnsetType = UNSET
 
     def state_schema(self) -> OperatorStateSchema:
-        """Return the operator's state schema; raises `CorruptionError` if it is none."""
+        """Return the operator's state schema; raise `CorruptionError` if it is invalid."""
         return OperatorStateSchema.from_bytes(self.schema)
 
     def key_count(self) -> int:
@@ -180,13 +180,13 @@ Cells: TypeAlias = dict[int, Any]
 
 
 def cells_of(group: KeyGroupState, key: Key) -> Cells:
-    """Return the cells of *key* in the tables of its key group."""
+    """Return the cells of *key* from the tables of its key group."""
     return {state_id: table[key] for state_id, table in enumerate(group.tables) if key in table}
 
 
 def cells_after(cells: Cells, overlay: Overlay, key: Key, group: KeyGroupState) -> Cells:
     """
-    Return the cells of a key with its deltas folded in.
+    Return the cells of a key, with its deltas applied.
 
     *cells* and *overlay* stay as they are.
     """
@@ -224,7 +224,7 @@ def cells_table(
 
 
 def cells_in(codec: OperatorCodec, schema: bytes, table: pa.Table) -> list[Cells]:
-    """Return the cells of each row of a table of `cells_table`."""
+    """Return the cells of each row of a table from `cells_table`."""
     written = codec.written_by(schema)
     by_row: list[Cells] = [{} for _ in range(table.num_rows)]
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):

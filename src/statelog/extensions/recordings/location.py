@@ -66,14 +66,14 @@ class StoredRecording:
 
     @property
     def is_failure(self) -> bool:
-        """Whether it is the recording of a key that failed."""
+        """Whether the object records a failed key."""
         return self.checkpoint_id is None
 
 
 @dataclass(frozen=True, slots=True)
 class ForgottenRecordings:
     """
-    What `forget_key` did, or would do.
+    The changes that `forget_key` made, or would make.
 
     Args:
         rewritten: Objects from which the key was removed.
@@ -85,7 +85,7 @@ class ForgottenRecordings:
 
 
 def list_recordings(store: ObjectStore) -> list[StoredRecording]:
-    """Return the recordings of a location: of checkpoints, then of failures; oldest first."""
+    """Return the recordings of a location: first of checkpoints, then of failures, oldest first."""
     newest = Entries(store).newest()
     stored: list[StoredRecording] = []
     if newest is not None:
@@ -104,7 +104,7 @@ def list_recordings(store: ObjectStore) -> list[StoredRecording]:
 
 
 def failed_recordings(store: ObjectStore) -> list[StoredRecording]:
-    """Return the recordings of keys that failed, oldest first."""
+    """Return the recordings of failed keys, oldest first."""
     infos = sorted(
         store.list(PATHS.failed_recordings), key=lambda info: (info.last_modified, info.path)
     )
@@ -134,7 +134,7 @@ def steps_of_key(
     unreadable: list[UnreadableAttachment],
     operator: str | None = None,
 ) -> list[RecordedStep]:
-    """Return what a key saw, in the order of micro-batches; its failures are last."""
+    """Return a key's steps in the order of micro-batches, followed by its failures."""
     steps: list[RecordedStep] = []
     refused: UsageError | None = None
     fitted = False
@@ -181,14 +181,16 @@ def read_recordings(
         # A query deletes old ones meanwhile, and then no longer names them.
         named = {stored.path for stored in list_recordings(store)}
         unreadable += [
-            UnreadableAttachment(absent.path, "it does not exist, although a checkpoint names it")
+            UnreadableAttachment(
+                absent.path, "it does not exist, although a checkpoint references it"
+            )
             for absent in missing
             if absent.path in named
         ]
 
 
 def objects_with_key(store: ObjectStore, key: object, *, operator: str | None = None) -> list[str]:
-    """Return the objects with recordings of a key."""
+    """Return the objects that contain recordings of a key."""
     paths = []
     for stored, task in read_recordings(store):
         with part_of(stored.path):

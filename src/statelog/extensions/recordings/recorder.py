@@ -1,5 +1,5 @@
 """
-Record what chosen keys of a task see, within bounds, as bytes.
+Record the selected keys of a task as bytes, within size limits.
 
 A recording is sent to the driver with the answer of its task, or written to a file of the state
 location where it is large.  The driver commits it with the micro-batch.  A key that failed is
@@ -57,7 +57,7 @@ _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class KeyChoice:
-    """Chooses the keys to record."""
+    """Selects the keys to record."""
 
     def __init__(self, spec: RecordSpec, codec: OperatorCodec, key_groups: KeyGroupRange) -> None:
         self._schema = codec.schema.key_schema
@@ -73,7 +73,7 @@ class KeyChoice:
                 self._wanted.setdefault(group, set()).add(self._key.to_hashable(key))
 
     def _sampled(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
-        """Return which keys are in the sample: the same in every task, at every parallelism."""
+        """Return which keys are in the sample, independent of task and parallelism."""
         # The key group is the hash modulo their number: the choice takes other bits.
         mixed = hash_columns(columns, self._schema)
         mixed = (mixed ^ (mixed >> np.uint64(32))) * _MIX
@@ -83,7 +83,7 @@ class KeyChoice:
         return chosen
 
     def of_rows(self, rows: KeyedInput) -> dict[int, set[Key]]:
-        """Return the chosen keys of an input by key group."""
+        """Return the selected keys of an input by key group."""
         chosen: dict[int, set[Key]] = {}
         rows_by_key = rows.kept_rows if isinstance(rows, KeyedRows) else None
         if self._share and rows_by_key is not None and rows_by_key.key_columns:
@@ -101,7 +101,7 @@ class KeyChoice:
         return chosen
 
     def of_keys(self, keys: Sequence[tuple[int, Key]]) -> set[tuple[int, Key]]:
-        """Return the chosen ones of (key group, key)."""
+        """Return the selected (key group, key) pairs."""
         chosen = {
             keys_by_group
             for keys_by_group in keys
@@ -117,18 +117,18 @@ class KeyChoice:
         return self._wanted.get(key_group, set()) | self._wanted.get(None, set())
 
 
-TOO_LARGE: Final = "more bytes than one key may take"
-TOO_MANY: Final = "more bytes than one micro-batch may take"
+TOO_LARGE: Final = "the key exceeds its size limit"
+TOO_MANY: Final = "the micro-batch exceeds its size limit"
 FAILED: Final = "its processing failed, see onError"
 _ENTRY_BYTES: Final = 16
-"""Least bytes of an entry of state; a key with more entries than fit is not encoded."""
+"""Minimum bytes of a state entry; keys with more entries than fit are not encoded."""
 _NO_KEYS: Final[frozenset[Key]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:
     """
-    The call of the processor that failed.
+    The processor call that failed.
 
     Args:
         key_group: Its key group.
@@ -146,7 +146,7 @@ class FailedCall:
 
 
 class _Mark(NamedTuple):
-    """How much was recorded: numbers of keys, calls, rows and batches; bytes; keys not settled."""
+    """The size of a recording: keys, calls, rows, batches, bytes, and unsettled keys."""
 
     counts: tuple[int, ...]
     bytes: int
@@ -155,7 +155,7 @@ class _Mark(NamedTuple):
 
 class TaskRecorder:
     """
-    Collects what the chosen keys of one task see.
+    Collects the steps of one task's selected keys.
 
     Attributes: `keys`: the keys, in the order in which they are numbered; `calls`, `rows` and
     `initial`: what they saw, by the number of the key; `failed`: the call that failed, or None.
@@ -185,7 +185,7 @@ class TaskRecorder:
     # ------------------------------------------------------------------------------ the choice
 
     def begin_part(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
-        """Choose the keys of a part of the input, and copy their rows."""
+        """Select keys in a part of the input, and copy their rows."""
         self._part = tuple(
             RecordedRows(source, self.spec.key_bytes)
             for source in (rows, initial)
@@ -200,18 +200,18 @@ class TaskRecorder:
                 self._marked.setdefault(key_group, set()).update(keys_of_group)
 
     def marked(self, key_group: int) -> set[Key] | frozenset[Key]:
-        """Return the chosen keys of a key group of the part."""
+        """Return the part's selected keys in a key group."""
         return self._marked.get(key_group, _NO_KEYS)
 
     def of_timers(self, due: Iterable[tuple[int, int, Key]]) -> set[tuple[int, Key]]:
-        """Return the chosen ones of the keys with due timers, as (key group, key)."""
+        """Return the selected keys with due timers, as (key group, key)."""
         keys = list(dict.fromkeys((key_group, key) for _, key_group, key in due))
         return self._choice.of_keys(keys) | self._numbers.keys()
 
     # ----------------------------------------------------------------------------- what is seen
 
     def begin(self, key_group: int, key: Key, group: KeyGroupState) -> int:
-        """Begin to record a key before its first call; return its number."""
+        """Start recording a key before its first call; return its number."""
         number = self._numbers.get((key_group, key))
         if number is None:
             number = self._numbers[key_group, key] = len(self.keys)
@@ -247,7 +247,7 @@ class TaskRecorder:
     def watch(
         self, number: int, method: str, timer_ms: int, produced: Iterable[RowLike]
     ) -> Iterator[RowLike]:
-        """Yield what a call yields, and keep it."""
+        """Yield the results of a call, and record them."""
         output = self.output
         recorded = self.keys[number]
         start = output.pending
@@ -263,7 +263,7 @@ class TaskRecorder:
             self.calls.append((number, method, timer_ms, output.pending - start))
 
     def called(self, number: int, method: str, timer_ms: int = -1) -> None:
-        """Record a call that yields nothing."""
+        """Record a call without results."""
         self.calls.append((number, method, timer_ms, 0))
 
     def settle(
@@ -284,21 +284,21 @@ class TaskRecorder:
         self._open.clear()
 
     def leave_out(self, key_group: int, key: Key) -> None:
-        """Leave a key out whose processing failed, also where a timer of it is called later."""
+        """Exclude a key whose processing failed, and its later timer calls."""
         self._left_out.add((key_group, key))
         number = self._numbers.get((key_group, key))
         if number is not None:
             self.keys[number].lost = FAILED
 
     def end_part(self) -> None:
-        """Forget the rows of a part, whose changes were appended to the log."""
+        """Release the rows of a part after its changes were appended to the log."""
         self._part = ()
         self._marked = {}
 
     # ------------------------------------------------------------------------- what is dropped
 
     def mark(self) -> None:
-        """Begin what `keep` or `roll_back` ends; the rows recorded so far fit the output."""
+        """Set a mark for `keep` or `roll_back`; the rows so far fit the output."""
         if len(self.output.items):
             self._batches.append(self.output.batch())
             self.output.clear()
@@ -307,11 +307,11 @@ class TaskRecorder:
         self._marks.append(_Mark(counts, self._bytes, frozenset(self._open)))
 
     def keep(self) -> None:
-        """End a mark, and keep what was recorded since."""
+        """Remove a mark, and keep the recordings since."""
         self._marks.pop()
 
     def roll_back(self) -> None:
-        """End a mark, and drop what was recorded since."""
+        """Remove a mark, and discard the recordings since."""
         mark = self._marks.pop()
         for recorded in self.keys[mark.counts[0] :]:
             del self._numbers[recorded.key_group, recorded.key]
@@ -324,12 +324,12 @@ class TaskRecorder:
     # -------------------------------------------------------------------------------- the result
 
     def fail(self, call: FailedCall) -> int | None:
-        """Begin to record a key that failed; return its number, None where it is not recorded."""
+        """Start recording a failed key; return its number, or None if it is not recorded."""
         number = self.begin(call.key_group, call.key, call.group)
         return None if self.keys[number].lost else number
 
     def dropped(self) -> dict[str, int]:
-        """Return how many keys were left out, by reason."""
+        """Return how many keys were not recorded, by reason."""
         return dict(Counter(key.lost for key in self.keys if key.lost not in ("", FAILED)))
 
     def output_rows(self) -> pa.Table:
@@ -337,7 +337,7 @@ class TaskRecorder:
         return pa.Table.from_batches([*self._batches, self.output.batch()])
 
     def output_or_none(self) -> pa.Table | None:
-        """Return the rows that were yielded, or None where one does not fit."""
+        """Return the rows that were yielded, or None if a row does not fit."""
         try:
             return self.output_rows()
         except ProcessorError:
@@ -351,7 +351,7 @@ _LINES_MAX: Final = 20_000
 def put_recording(
     files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec
 ) -> tuple[Addition, ...]:
-    """Return the recording of a task; a large one is put into a file."""
+    """Return the recording of a task; write a large one to a file."""
     data, keys, dropped = task_recording(recorder, spec)
     if not data:
         return ()
@@ -364,12 +364,12 @@ def put_recording(
         )
     except (StoreError, UnavailableError, UsageError) as error:
         # A query does not stop because it cannot record.
-        _log.warning("what %d keys saw was not recorded: %s", keys, error)
+        _log.warning("%d keys were not recorded: %s", keys, error)
         return (Addition(info=info),)
 
 
 def task_recording(recorder: TaskRecorder, spec: TaskSpec) -> tuple[bytes, int, int]:
-    """Return the recording of a task, and the numbers of its keys and of keys left out."""
+    """Return a task's recording, and the numbers of recorded and omitted keys."""
     if not recorder.keys:
         return b"", 0, 0
     keep = _within_bounds(recorder)
@@ -384,7 +384,7 @@ def failed_recording(
     recorder: TaskRecorder, spec: TaskSpec, error: ProcessorError
 ) -> tuple[str, bytes] | None:
     """
-    Return the recording of the key that failed: a name for it, and a file.
+    Return the failed key's recording: its name and its file.
 
     None where no key is known, or it exceeds a bound.
     """
@@ -410,7 +410,7 @@ def failed_recording(
 
 
 def _within_bounds(recorder: TaskRecorder) -> list[int]:
-    """Return the numbers of the keys to keep; note at the others why not."""
+    """Return the numbers of the keys to keep; record the reason for the other keys."""
     keep = [number for number, recorded in enumerate(recorder.keys) if not recorded.lost]
     tables = state_tables(recorder, keep)
     rows: dict[int, int] = {}

@@ -93,13 +93,13 @@ def _lines(step: ReplayedStep) -> Iterator[tuple[str, str, str]]:
 
 
 def row_text(row: _Row) -> str:
-    """Return a row as text."""
+    """Format a row as text."""
     fields = zip(row.__fields__, row, strict=True)
     return ", ".join(f"{name}={one_text(value)}" for name, value in fields)
 
 
 def state_text(state: Mapping[str, object], timers: Sequence[int]) -> str:
-    """Return the state of a key as text."""
+    """Format the state of a key as text."""
     parts = [f"{name}={value!r}" for name, value in state.items()]
     if timers:
         parts.append(f"timers={list(timers)}")
@@ -107,12 +107,12 @@ def state_text(state: Mapping[str, object], timers: Sequence[int]) -> str:
 
 
 def one_text(value: object) -> str:
-    """Return a value as text."""
+    """Format a value as text."""
     return value.isoformat(sep=" ") if isinstance(value, dt.datetime) else repr(value)
 
 
 def value_text(value: object) -> str:
-    """Return the recorded or the new value of a difference as text."""
+    """Format the recorded or the new value of a difference."""
     if value is None or value == []:
         return "nothing"
     if isinstance(value, list) and any(hasattr(row, "__fields__") for row in value):
@@ -158,7 +158,7 @@ def _dict(row: _Row) -> dict[str, object]:
 
 
 def plain(value: object) -> object:
-    """Return a value as JSON can express it."""
+    """Convert a value to a form that JSON can express."""
     if isinstance(value, _Row):
         return _dict(value)
     if isinstance(value, Mapping):

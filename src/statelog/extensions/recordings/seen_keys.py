@@ -1,5 +1,5 @@
 """
-What single keys of a task see, in the form of a recording.
+Collect the steps of single keys of a task, in the form of a recording.
 
 Recordings of chosen keys and dead letters of failed keys share it.
 """
@@ -36,7 +36,7 @@ _RECORD_FIELD: Final = pa.field(RECORD_COLUMN, pa.int32())
 
 class RecordedRows:
     """
-    The rows of one part of an input, for the keys that are recorded.
+    The rows of the recorded keys in one part of an input.
 
     The rows of all chosen keys are copied together, because a copy for each key would cost more
     than all else of recording.
@@ -56,7 +56,7 @@ class RecordedRows:
         self._copied: dict[tuple[int, Key], pa.Table | None] = {}
 
     def copy(self, chosen: Mapping[int, Iterable[Key]]) -> None:
-        """Copy the rows of keys, given by key group."""
+        """Copy the rows of keys, which are passed by key group."""
         rows_by_key = self._kept_rows
         if rows_by_key is None:
             return
@@ -80,7 +80,7 @@ class RecordedRows:
             start += len(numbers)
 
     def of(self, key_group: int, key: Key) -> pa.Table | None:
-        """Return the rows of a key, which may be none; None if they are too large."""
+        """Return the rows of a key, possibly empty; None if they are too large."""
         if (key_group, key) not in self._copied:
             if key not in self.source.table_keys(key_group):
                 return _NO_ROWS
@@ -90,7 +90,7 @@ class RecordedRows:
         return self._copied[key_group, key]
 
     def _of_disk(self, key_group: int, key: Key) -> pa.Table | None:
-        """Return the rows of a key that are read from the task's file, or None."""
+        """Return the rows of a key from the task's file, or None."""
         if not isinstance(self.source, HugeKeyInput):
             return None
         batches: list[pa.RecordBatch] = []
@@ -117,7 +117,7 @@ def _taken(rows_by_key: KeptRows, numbers: np.ndarray) -> pa.Table:
 @dataclass(slots=True)
 class RecordedKey:
     """
-    A key that is recorded.
+    A recorded key.
 
     Args:
         key_group: Its key group.
@@ -135,7 +135,7 @@ class RecordedKey:
 
 
 class Seen(Protocol):
-    """What some keys saw; see `TaskRecorder`."""
+    """The steps of some keys; see `TaskRecorder`."""
 
     @property
     def codec(self) -> OperatorCodec:
@@ -147,19 +147,19 @@ class Seen(Protocol):
 
     @property
     def rows(self) -> Sequence[tuple[int, pa.Table]]:
-        """Their rows, by the number of the key."""
+        """The rows of the keys, by key number."""
 
     @property
     def initial(self) -> Sequence[tuple[int, pa.Table]]:
-        """Their rows of initial state."""
+        """The keys' rows of initial state."""
 
     @property
     def calls(self) -> Sequence[tuple[int, str, int, int]]:
-        """Number of the key, method, timer or -1, and output rows of each call."""
+        """Key number, method, timer or -1, and output rows of each call."""
 
 
 def state_tables(recorder: Seen, keep: Sequence[int]) -> tuple[pa.Table, pa.Table]:
-    """Return the state of keys before and after, a row for each."""
+    """Return the state of keys before and after, one row per key."""
     chosen = [recorder.keys[number] for number in keep]
     groups = [recorded.key_group for recorded in chosen]
     keys = [recorded.key for recorded in chosen]
@@ -177,7 +177,7 @@ def recording_of(
     dropped: dict[str, int],
     failure: Failure | None = None,
 ) -> TaskRecording:
-    """Return what some keys saw as one recording."""
+    """Return the steps of some keys as one recording."""
     numbers = {number: position for position, number in enumerate(keep)}
     before, after = state_tables(recorder, keep)
     picked: list[int] = []
@@ -220,7 +220,7 @@ def recording_of(
 
 
 def _attachments_of(spec: TaskSpec) -> tuple[Attachment, ...]:
-    """Return the attachments that a task reads, which a replay needs too."""
+    """Return the attachments that a task reads, because a replay needs them."""
     return tuple(
         attachment
         for part in spec.extras.values()
@@ -231,7 +231,7 @@ def _attachments_of(spec: TaskSpec) -> tuple[Attachment, ...]:
 
 
 def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> pa.Table:
-    """Return rows with the number of their key in a first column."""
+    """Add the key number to rows as the first column."""
     chosen = [(numbers[number], table) for number, table in rows if number in numbers]
     if not chosen:
         return pa.Table.from_batches([], pa.schema([_RECORD_FIELD]))
@@ -243,19 +243,19 @@ def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> 
 
 
 def processor_name(processor: AnyProcessor) -> str:
-    """Return `module:Class` of a processor."""
+    """Return a processor's `module:Class`."""
     kind = type(processor)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def source_of(processor: AnyProcessor) -> str:
-    """Return the file of a processor's class, as its driver compiled it; "" if unknown."""
+    """Return the file from which the driver compiled a processor's class; "" if unknown."""
     code = getattr(getattr(type(processor), "handleInputRows", None), "__code__", None)
     return str(getattr(code, "co_filename", ""))
 
 
 def frames_of(row_format: RowFormat) -> dict[str, Json] | None:
-    """Return the settings of frames; None where rows are Rows."""
+    """Return the settings of frames; None if the rows are Rows."""
     plain = row_format.plain if isinstance(row_format, KeepingFormat) else row_format
     if not isinstance(plain, PandasRowFormat):
         return None

@@ -1,4 +1,4 @@
-"""One key in one micro-batch, as it was recorded."""
+"""The recorded step of one key in one micro-batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Call:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
     """
-    What one key saw in one micro-batch.
+    The recorded step of one key in one micro-batch.
 
     Args:
         task: The recording it is a part of, with times and layout.
@@ -84,7 +84,7 @@ class _Tables:
         rows = self._output.num_rows
         counts = [count for _, _, _, count in task.calls]
         if min(counts, default=0) < 0 or sum(counts) > rows:
-            raise damaged_file("", f"its calls yielded {sum(counts)} rows, {rows} are stored")
+            raise damaged_file("", f"its calls yielded {sum(counts)} rows, but {rows} are stored")
         names = self.schema.key_schema.names
         try:
             keys = python_rows(self.before.select([f"key.{name}" for name in names]))
@@ -94,14 +94,16 @@ class _Tables:
         self._check()
 
     def _check(self) -> None:
-        """Refuse tables that do not fit each other."""
+        """Reject inconsistent tables."""
         for name, table in (("input", self._input), ("initial", self._initial)):
             if not table.schema.names or table.schema.field(0) != _RECORD_FIELD:
-                raise damaged_file("", f"its {name} rows do not begin with their record")
+                raise damaged_file("", f"its {name} rows do not start with their record")
         if self._after is not None and self._after.num_rows != len(self.keys):
-            raise damaged_file("", f"it has {self._after.num_rows} states after {len(self.keys)}")
+            raise damaged_file(
+                "", f"it contains {self._after.num_rows} final states for {len(self.keys)} keys"
+            )
         if not all(0 <= record < len(self.keys) for record, *_ in self._task.calls):
-            raise damaged_file("", "a call is of no key")
+            raise damaged_file("", "a call does not belong to a key")
 
     def step(self, number: int) -> RecordedStep:
         """Return the step of the key with this number."""
@@ -127,7 +129,7 @@ class _Tables:
 
 
 def check_recording(task: TaskRecording) -> None:
-    """Raise `CorruptionError` if the tables of a recording do not fit each other."""
+    """Raise `CorruptionError` if the tables of a recording are inconsistent."""
     _Tables(task)
 
 
@@ -146,7 +148,7 @@ def step_of(task: TaskRecording, key: object) -> RecordedStep | None:
 
 
 def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int | None:
-    """Return the row of *keys*, a table of `cells_table`, with a key, or None."""
+    """Return the row number of a key in *keys*, a table from `cells_table`, or None."""
     sought = StateKey(key, schema.key_schema)
     rows = pa.array(range(keys.num_rows), pa.int64())
     numbered = keys.append_column("", rows)
@@ -155,7 +157,7 @@ def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int |
             for number in sought.select(batch).column(batch.num_columns - 1).to_pylist():
                 return int(number)
     except (pa.ArrowException, LookupError) as error:
-        raise damaged_file("", f"its keys are not of its schema: {error}") from error
+        raise damaged_file("", f"its keys do not match its schema: {error}") from error
     return None
 
 

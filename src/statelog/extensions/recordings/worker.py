@@ -1,5 +1,5 @@
 """
-Record what the chosen keys of a task see, and name the command that replays a key that failed.
+Record a task's selected keys, and name the command that replays a failed key.
 
 Nothing that the processor gets or yields differs from `ProcessorRun`.
 """
@@ -46,7 +46,7 @@ from statelog.store import PATHS, ObjectStore
 
 
 class RecordedRun(ProcessorRun):
-    """Runs a processor as `ProcessorRun` does, and records the keys that a recorder chooses."""
+    """Runs a processor like `ProcessorRun`, and records the keys that a recorder selects."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class RecordedRun(ProcessorRun):
         self._of_timers: set[tuple[int, Key]] = set()
 
     def prepare(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
-        """Make the state of a part of the input ready, and choose the keys to record."""
+        """Prepare the state of a part of the input, and select the keys to record."""
         self._recorder.begin_part(rows, initial)
         super().prepare(rows, initial)
 
     def retire(self, changes: ChangeBatch) -> None:
-        """Drop the overlays, which were appended to the log as *changes*."""
+        """Discard the overlays, which were appended to the log as *changes*."""
         self._recorder.settle(self.group, self.overlays)
         self._recorder.end_part()
         super().retire(changes)
 
     def due(self) -> list[Due]:
-        """Return the timers that are due, and choose the keys to record."""
+        """Return the due timers, and select the keys to record."""
         due = super().due()
         self._of_timers = self._recorder.of_timers(due)
         return due
@@ -111,7 +111,7 @@ class RecordedRun(ProcessorRun):
         return self._recorder.watch(number, "handleExpiredTimer", time, rows_made)
 
     def _begin_key(self, key: Key) -> int:
-        """Begin to record the key of the next call; return its number."""
+        """Start recording the key of the next call; return its number."""
         return self._recorder.begin(self._key_group, key, self.group(self._key_group))
 
     def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
@@ -157,7 +157,7 @@ class TaskRecordings(TaskExtension):
         self._recorder.leave_out(key_group, key)
 
     def failed(self, error: ProcessorError) -> ProcessorError:
-        """Record the key that failed, and name the command that replays it."""
+        """Record the failed key, and name the command that replays it."""
         return replayable(self._tools.store, self._recorder, self._tools.spec, error)
 
     def answer(self) -> tuple[Addition, ...] | None:
@@ -168,7 +168,7 @@ class TaskRecordings(TaskExtension):
 _log = logging.getLogger("statelog.spark")
 
 FAILURES_MAX: Final = 100
-"""Most recordings of failed keys in a location; the oldest ones are deleted."""
+"""Maximum number of recordings of failed keys in a location; the oldest are deleted."""
 _SWITCH_ON: Final = (
     "To replay such a key in a test or a debugger, record it: record=Record(failed=True) "
     "(spark.statelog.record.failed=true)"
@@ -176,14 +176,14 @@ _SWITCH_ON: Final = (
 
 
 def advised(error: ProcessorError) -> ProcessorError:
-    """Return the error of a task that does not record, with the advice to record."""
+    """Return the error of a task that does not record; advise the user to record."""
     return _with_advice(error, lambda: _SWITCH_ON)
 
 
 def replayable(
     store: ObjectStore, recorder: TaskRecorder, spec: TaskSpec, error: ProcessorError
 ) -> ProcessorError:
-    """Record the key that failed, and return the error with the command that replays it."""
+    """Record the failed key, and return the error with the command that replays it."""
     return _with_advice(error, lambda: _recorded(store, recorder, spec, error))
 
 
@@ -199,11 +199,11 @@ def _recorded(
     spec: TaskSpec,
     error: ProcessorError,
 ) -> str:
-    """Write the recording of the failure, and return what to say of it."""
+    """Write the recording of the failure, and return a sentence about it."""
     try:
         recording = failed_recording(recorder, spec, error)
         if recording is None:
-            return "The key was not recorded: its rows and state take more than an eighth of record.bytes"
+            return "The key was not recorded: its rows and state exceed an eighth of record.bytes"
         name, data = recording
         store.put(PATHS.failed_recording(name), data)
         _delete_oldest(store)
@@ -244,7 +244,7 @@ def replay_command(location: str, key: Key, recorder: TaskRecorder, spec: TaskSp
 
 
 def key_texts(key: Key, schema: pa.Schema) -> list[str] | None:
-    """Return a key as the command line takes it; None where it cannot."""
+    """Return a key in command-line form; None if that is not possible."""
     try:
         return (
             [

@@ -1,5 +1,5 @@
 """
-The report of a state location: its figures, and one HTML page that shows them.
+The report on a state location: its figures, and an HTML page that shows them.
 
     collect   location -> figures: listing, checkpoints, objects, key groups
     figures   the figures, as values

@@ -1,5 +1,5 @@
 """
-The bill of an object store: requests and storage of a month at stated prices.
+Estimate the monthly bill of an object store from its requests, storage and prices.
 
 Counted is what each micro-batch does by design: the puts of its objects and of the commit, and its
 share of the listing of the tags.  Not counted is what depends on chance: reads of workers that lost
@@ -50,7 +50,7 @@ class Prices:
         gets_per_1000: float | None = None,
         gb_month: float | None = None,
     ) -> Prices:
-        """Return the prices with those that are not None replaced."""
+        """Return the prices; replace those for which a value is passed."""
         stated_prices = {
             "puts_per_1000": puts_per_1000,
             "gets_per_1000": gets_per_1000,
@@ -106,7 +106,7 @@ PRICES: Final = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
     """
-    Requests and storage of a month of 30 days.
+    The requests and the storage of a 30-day month.
 
     Args:
         batches_per_month: Micro-batches at the rate of the stored checkpoints; None if there are
@@ -131,7 +131,7 @@ class Bill:
 
     @property
     def dollars(self) -> float | None:
-        """The whole bill; None if the number of requests is unknown."""
+        """The total; None if the number of requests is unknown."""
         if self.request_dollars is None:
             return None
         return self.request_dollars + self.storage_dollars
@@ -140,7 +140,7 @@ class Bill:
 def bill_of(
     *, puts_per_batch: float, seconds_per_batch: float | None, stored_bytes: int, prices: Prices
 ) -> Bill:
-    """Return the bill of a month."""
+    """Return the bill for a month."""
     batches = _MONTH_S / seconds_per_batch if seconds_per_batch else None
     lists_per_batch = LISTS_PER_BATCH
     dollars = None

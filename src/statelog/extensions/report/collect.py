@@ -53,7 +53,7 @@ def _quiet(message: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
     """
-    What to read, and what to assume.
+    What to read and to assume.
 
     Args:
         speeds: For the time of a restart.
@@ -79,7 +79,7 @@ def collect(store: ObjectStore, location: str, plan: ReportPlan) -> Figures:
 def collect_with_newest(
     store: ObjectStore, location: str, plan: ReportPlan
 ) -> tuple[Figures, CompletedCheckpoint | None]:
-    """Return what `collect` returns, and the newest retained checkpoint; None without one."""
+    """Return the result of `collect`, and the newest retained checkpoint or None."""
     plan.progress("listing the objects")
     sizes = {info.path: info.size_bytes for info in store.list()}
     plan.progress("reading the checkpoints")
@@ -100,7 +100,7 @@ def collect_with_newest(
 
 
 def shown_location(location: str) -> str:
-    """Return a location without user names, passwords and parameters in its URL."""
+    """Return a location's URL without user names, passwords and parameters."""
     if "://" not in location:
         return location
     parts = urllib.parse.urlsplit(location)
@@ -111,7 +111,7 @@ def shown_location(location: str) -> str:
 def _with_newest(
     figures: Figures, newest: CompletedCheckpoint, sizes: Mapping[str, int], plan: ReportPlan
 ) -> Figures:
-    """Add what the newest checkpoint says of the query, a restart and the bill."""
+    """Add the newest checkpoint's figures on the query, a restart and the bill."""
     record = _record_of(newest)
     if record is not None:
         figures = replace(
@@ -147,7 +147,7 @@ def _with_newest(
 def _with_key_groups(
     figures: Figures, newest: CompletedCheckpoint, store: ObjectStore, plan: ReportPlan
 ) -> Figures:
-    """Add the key groups, or why they could not be counted."""
+    """Add the key groups, or the reason why they could not be counted."""
     if not figures.operators or not plan.with_key_groups:
         return figures
     try:
@@ -160,7 +160,7 @@ def _with_key_groups(
 
 
 def _record_of(checkpoint: CompletedCheckpoint) -> BatchRecord | None:
-    """Return the record of a checkpoint; None if a query did not make it."""
+    """Return a checkpoint's record; None if no query created the checkpoint."""
     try:
         return BatchRecord.of(checkpoint)
     except (CheckpointError, IncompatibleFormatError):
@@ -194,7 +194,7 @@ def _checkpoints(listing: _Listing) -> tuple[CheckpointFigures, ...]:
 def _with_objects(
     figures: CheckpointFigures, checkpoint: CompletedCheckpoint, parent: CompletedCheckpoint | None
 ) -> CheckpointFigures:
-    """Add what log and snapshots of a checkpoint say."""
+    """Add the figures of a checkpoint's log and snapshots."""
     number = checkpoint.checkpoint_id
     snapshots = checkpoint.materialized
     if parent is None:
@@ -219,14 +219,14 @@ def _with_objects(
 
 
 def _bytes_of(handles: Iterable[ChangelogStateHandle | StreamStateHandle]) -> int:
-    """Return the summed size of handles; an unknown one counts as 0."""
+    """Return the total size of handles; unknown sizes count as 0."""
     return sum(max(handle.size_bytes, 0) for handle in handles)
 
 
 def _with_record(
     figures: CheckpointFigures, record: BatchRecord, after: BatchRecord | None
 ) -> CheckpointFigures:
-    """Add what the record of a micro-batch says."""
+    """Add the figures from a micro-batch's record."""
     retries = record.retries or {}
     batch = record.figures
     later = (after.previous_ms if after is not None else None) or {}
@@ -241,7 +241,7 @@ def _with_record(
 
 
 def _older_changes(listing: _Listing) -> tuple[tuple[int, int], ...]:
-    """Return bytes of changes by checkpoint, of those that are no longer stored."""
+    """Return the bytes of changes of checkpoints that are no longer stored."""
     stored = {summary.checkpoint_id for summary, _ in listing}
     handles = {
         handle.state_handle_id: handle
@@ -257,7 +257,7 @@ def _older_changes(listing: _Listing) -> tuple[tuple[int, int], ...]:
 
 
 def _seconds_per_batch(checkpoints: Sequence[CheckpointFigures]) -> float | None:
-    """Return the mean time between two micro-batches of one run; None if there are no two."""
+    """Return the mean time between two micro-batches of one run; None for fewer than two."""
     timed = [checkpoint for checkpoint in checkpoints if checkpoint.created_at_ms is not None]
     gaps = [
         (after.created_at_ms or 0) - (before.created_at_ms or 0)
@@ -269,7 +269,7 @@ def _seconds_per_batch(checkpoints: Sequence[CheckpointFigures]) -> float | None
 
 def _orphans(store: ObjectStore) -> frozenset[str]:
     """
-    Return what `statelog gc` would delete.
+    Return the objects that `statelog gc` would delete.
 
     Nothing where a damaged checkpoint hides its needs.
     """

@@ -1,4 +1,4 @@
-"""`statelog info`: a location in a few lines.  `statelog report`: one HTML page with its figures."""
+"""`statelog info`: describe a location.  `statelog report`: write an HTML page with its figures."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def report(
         bool,
         typer.Option(
             "--count-keys/--no-count-keys",
-            help="Count the keys of each key group, which reads the newest state.",
+            help="Count the keys of each key group; this reads the newest state.",
         ),
     ] = True,
     prices: Annotated[
@@ -176,7 +176,7 @@ def report(
 
 
 def _prices(location: str, name: str | None) -> Prices:
-    """Return the price list of that name, or the one of the location's store."""
+    """Return the price list with that name, or the price list of the location's store."""
     if name is None:
         scheme = normalize_url(location).partition(":")[0] if is_known(location) else ""
         return PRICES[_SCHEMES.get(scheme, "s3")]

@@ -1,4 +1,4 @@
-"""The figures of a location, as plain values: `--json` prints them, and the page shows them."""
+"""The figures of a location as plain values, for `--json` and for the page."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _UNEVEN: Final = 3.0
 _LONG_LOG: Final = 2.0
 """The bytes of the log, as a multiple of the snapshots."""
 _MIN_BYTES: Final = 1024 * 1024
-"""A log that is not longer is none."""
+"""Shorter logs are not reported."""
 _LONG_RESTART_S: Final = 10.0
-"""A restart that takes less is none, however long its log is."""
+"""Faster restarts are not reported, however long the log is."""
 _DOMINANT: Final = 0.6
 """The share of one phase in the time of the micro-batches."""
 _MIN_TOTAL_MS: Final = 1000
-"""Micro-batches that take less together do not have a dominant phase."""
+"""Below this total time, no dominant phase is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFigures:
     """
-    One checkpoint; None stands for what is not known.
+    One checkpoint; None stands for unknown values.
 
     Args:
         checkpoint_id: Its number.
@@ -73,7 +73,7 @@ class CheckpointFigures:
 
     @property
     def state_entries(self) -> int | None:
-        """Entries of all state variables before the micro-batch."""
+        """Number of entries in all state variables before the micro-batch."""
         return None if self.figures is None else self.figures.state_entries
 
 
@@ -149,13 +149,13 @@ class Figures:
 
     @property
     def batches(self) -> list[BatchFigures]:
-        """The figures of the micro-batches of all stored checkpoints, as far as known."""
+        """The known figures of the micro-batches of all stored checkpoints."""
         batches = (checkpoint.figures for checkpoint in self.checkpoints)
         return [batch for batch in batches if batch is not None]
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a checkpoint is damaged."""
+        """Whether any checkpoint is damaged."""
         return any(checkpoint.state == "damaged" for checkpoint in self.checkpoints)
 
     def to_json(self) -> JsonObject:
@@ -166,7 +166,7 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """
-    One thing that stands out.
+    One notable fact.
 
     Args:
         level: "damage", "attention" or "note".
@@ -178,7 +178,7 @@ class Finding:
 
 
 def findings_of(figures: Figures) -> tuple[Finding, ...]:
-    """Return what stands out, the worst first."""
+    """Return the notable facts, the worst first."""
     findings = [*_damage(figures), *_retries(figures), *_restart(figures), *_skew(figures)]
     findings += [*_orphans(figures), *_runs(figures), *_phases(figures)]
     order = ("damage", "attention", "note")
@@ -203,21 +203,21 @@ def _retries(figures: Figures) -> Iterator[Finding]:
     if tasks:
         yield Finding(
             "attention",
-            f"Tasks were repeated {texts.plural(tasks, 'time')} after a failed attempt; the log of "
-            "the executors names the cause.",
+            f"Tasks were repeated {texts.plural(tasks, 'time')} after a failed attempt; the executors' "
+            "logs show the cause.",
         )
     if puts:
         yield Finding(
             "attention",
             f"Puts of claims and commits were repeated {texts.plural(puts, 'time')} because the "
-            "store answered that the name is taken.",
+            "store reported that the name exists.",
         )
     repeated = sum(batch.upload_retries for batch in figures.batches)
     if repeated:
         uploads = sum(batch.uploads for batch in figures.batches)
         yield Finding(
             "note",
-            f"Uploads of tasks were repeated {texts.plural(repeated, 'time')}, of "
+            f"Uploads of tasks were repeated {texts.plural(repeated, 'time')}, out of "
             f"{texts.plural(uploads, 'upload')}: the store failed or was slow.",
         )
 
@@ -233,8 +233,8 @@ def _restart(figures: Figures) -> Iterator[Finding]:
         yield Finding(
             "attention",
             f"The log after the snapshots ({texts.size(newest.log_bytes)}) is larger than the "
-            f"snapshots ({texts.size(newest.full_snapshot_bytes)}), so a restart replays much; "
-            "the options snapshot.* bound it.",
+            f"snapshots ({texts.size(newest.full_snapshot_bytes)}), so a restart must replay a lot; "
+            "the options snapshot.* limit this.",
         )
 
 
@@ -249,9 +249,9 @@ def _skew(figures: Figures) -> Iterator[Finding]:
                 group, factor = largest
                 yield Finding(
                     "attention",
-                    f"Key group {group} of {skew.operator} has {factor:.1f} times the mean number of "
-                    f"{noun} ({text(counts[group])}). The keys of one key group are always processed "
-                    "by one task.",
+                    f"Key group {group} of {skew.operator} contains {factor:.1f} times the mean "
+                    f"number of {noun} ({text(counts[group])}). One task always processes all "
+                    "keys of a key group.",
                 )
 
 
@@ -261,7 +261,7 @@ def _orphans(figures: Figures) -> Iterator[Finding]:
         size = texts.size(sum(stored_kind.orphan_bytes for stored_kind in figures.stored))
         yield Finding(
             "note",
-            f"{texts.plural(orphans, 'object')} ({size}) older than an hour are needed by no "
+            f"{texts.plural(orphans, 'object')} ({size}) older than an hour are not needed by any "
             "checkpoint; `statelog gc` deletes them.",
         )
 
@@ -275,7 +275,7 @@ def _runs(figures: Figures) -> Iterator[Finding]:
         yield Finding("note", f"The stored checkpoints were committed by {runs} runs of the query.")
     rewinds = [checkpoint.checkpoint_id for checkpoint in figures.checkpoints if checkpoint.rewound]
     if rewinds:
-        yield Finding("note", f"Checkpoint {rewinds[0]} went back to an older one.")
+        yield Finding("note", f"Checkpoint {rewinds[0]} rewound the query to an older checkpoint.")
 
 
 def _phases(figures: Figures) -> Iterator[Finding]:
@@ -289,6 +289,4 @@ def _phases(figures: Figures) -> Iterator[Finding]:
     phase = max(sums, key=lambda name: sums[name])
     share = sums[phase] / total
     if phase != "run" and share >= _DOMINANT:
-        yield Finding(
-            "note", f"{texts.percent(share)} of the time of micro-batches is the phase {phase}."
-        )
+        yield Finding("note", f"The phase {phase} takes {texts.percent(share)} of the batch time.")

@@ -1,5 +1,5 @@
 """
-The page: figures in, one HTML file out, which needs nothing else.
+Render the figures as one self-contained HTML page.
 
 The page is the template `page.html`.  In it are the style sheet, the figures as JSON, and the
 script that draws them.  The content security policy forbids every request, and names style and
@@ -19,11 +19,11 @@ from statelog.extensions.report.bill import PRICES
 from statelog.extensions.report.figures import Figures
 
 _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
-"""Without these characters no text in JSON can end its element, or begin another one."""
+"""Without these characters, JSON text cannot end its HTML element or start a new one."""
 
 
 def page(figures: Figures) -> str:
-    """Return the page of a location, as text to be stored in UTF-8."""
+    """Return the page of a location, as text to store in UTF-8."""
     style = _resource("page.css")
     script = _resource("page.js")
     policy = (
@@ -45,7 +45,7 @@ def page(figures: Figures) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return JSON that is text in any element; numbers that JSON does not have are null."""
+    """Return JSON that is safe inside any element; NaN and infinity become null."""
     finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
     return json.dumps(finite, separators=(",", ":")).translate(_ESCAPES)
 
@@ -55,5 +55,5 @@ def _resource(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return the source expression of a style or script that is this text."""
+    """Return the content security policy source of an inline style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"

@@ -1,5 +1,5 @@
 """
-How keys and changes are spread over the key groups of an operator.
+Count how keys and changes are spread over an operator's key groups.
 
 The keys are counted in the state as of a checkpoint, which is read whole for it, a few key groups
 at a time.  The changes are those in the log after the snapshots.
@@ -43,7 +43,7 @@ class KeyGroups:
 
 def largest_of(counts: Sequence[int]) -> tuple[int, float] | None:
     """
-    Return the key group with the largest count, and how many times the mean it has.
+    Return the key group with the largest count, and its ratio to the mean.
 
     None if all are 0.
 
@@ -64,7 +64,7 @@ def key_groups_of(
     with_keys: bool,
     progress: Callable[[str], None],
 ) -> tuple[KeyGroups, ...]:
-    """Return keys and changes by key group, of each operator."""
+    """Return keys and changes by key group, for each operator."""
     cached = CachedStore(store, _CACHED_BYTES)
     progress("reading the log")
     changes = _change_bytes(cached, checkpoint)

@@ -1,4 +1,4 @@
-"""What a location is, how large and how healthy it is, and what to look at next."""
+"""Summarize a location: what it is, its size and health, and the next commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OperatorSummary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """
-    A location in a few facts.
+    The main facts about a location.
 
     Args:
         figures: Its figures, without keys.
@@ -67,13 +67,13 @@ class Summary:
 
     @property
     def kind(self) -> str:
-        """What the location is."""
+        """A description of the location."""
         return (
             "the state of a query" if self.figures.checkpoints else "claimed, without a checkpoint"
         )
 
     def next_steps(self, location: str) -> tuple[str, ...]:
-        """Return commands to type next, for *location* as the caller spelled it."""
+        """Return the next commands to run, with *location* as the caller spelled it."""
         place = shlex.quote(location)
         if self.figures.newest is None:
             return (f"statelog checkpoints {place}",)
@@ -91,7 +91,7 @@ class Summary:
         return (*steps, f"statelog report {place}", f"statelog verify {place}")
 
     def to_json(self) -> JsonObject:
-        """Return the facts for a program; `statelog report --json` has the figures in full."""
+        """Return the facts for a program; `statelog report --json` prints all figures."""
         figures = self.figures
         newest = self.figures.newest
         return {
@@ -116,7 +116,7 @@ class Summary:
 
 
 def summarize(store: ObjectStore, location: str) -> Summary:
-    """Return what a location is; no state is read."""
+    """Summarize a location without reading its state."""
     plan = ReportPlan(with_key_groups=False)
     figures, newest = collect_with_newest(store, location, plan)
     operators: tuple[OperatorSummary, ...] = ()

@@ -1,5 +1,5 @@
 """
-Numbers as people read them: counts, sizes, durations.
+Format numbers for people: counts, sizes and durations.
 
 The script of the page has the same forms.
 """
@@ -10,7 +10,7 @@ from typing import Final
 
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 NONE: Final = "–"
-"""What is not known."""
+"""The text for unknown values."""
 
 
 def count(value: float | None) -> str:

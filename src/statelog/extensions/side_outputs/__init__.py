@@ -1,5 +1,5 @@
 """
-Rows that processors emit by name, next to their output.
+Side outputs: named rows that processors emit in addition to their output.
 
     declaration    the side outputs that a processor declares
     driver         the rows as attachments, and their delivery

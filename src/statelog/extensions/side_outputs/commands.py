@@ -1,4 +1,4 @@
-"""`statelog side-outputs`: the rows that a processor emitted to its side outputs."""
+"""`statelog side-outputs`: print the rows that a processor emitted to side outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def side_outputs(
     location: options.Location,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="The side output. Without it, the command lists them."),
+        typer.Argument(
+            metavar="NAME",
+            help="The side output. Without a name, the command lists all side outputs.",
+        ),
     ] = None,
     *,
     checkpoint: options.Checkpoint = None,
@@ -32,7 +35,7 @@ def side_outputs(
     as_json: options.Json = False,
 ) -> None:
     """
-    List the side outputs of a query, or print the rows of one.
+    List a query's side outputs, or print the rows of a side output.
 
     A processor declares a side output with `handle.sideOutput(name, schema)` and emits rows to it.
     The query's setting `retention` sets how long the rows are stored.
@@ -50,6 +53,6 @@ def side_outputs(
         show_or_write(table, to, limit=limit, as_json=as_json)
         return
     if since is not None or to is not None:
-        raise UsageError("--since and --to need the name of a side output")
+        raise UsageError("--since and --to require the name of a side output")
     listed = map(dataclasses.asdict, kept_side_outputs(stored, operator))
     show_rows(listed, _LISTED, limit=0, as_json=as_json)

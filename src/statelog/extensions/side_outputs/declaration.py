@@ -1,5 +1,5 @@
 """
-Collect the side outputs that the `init` of a processor declares.
+Collect the side outputs that a processor's `init` declares.
 
 `init` declares each by `handle.sideOutput(name, schema)`, on the driver and in each task.
 Source: Flink's `OutputTag` and `Context.output`.
@@ -22,7 +22,7 @@ from statelog.spark.query.state_variables import SchemaLike
 from statelog.spark.rows.types import arrow_schema
 
 SIDE_COLUMNS: Final = (pa.field(SIDE_CHECKPOINT, pa.int64()), pa.field(SIDE_BATCH, pa.int64()))
-"""The columns that stored rows have before their own."""
+"""The columns that precede the declared columns in stored rows."""
 
 
 class SideOutput(Protocol):
@@ -30,7 +30,7 @@ class SideOutput(Protocol):
 
     def emit(self, row: object) -> None:
         """
-        Emit a row; it is committed with the micro-batch, unless the call fails.
+        Emit a row; the micro-batch commits it unless the call fails.
 
         Args:
             row: A `Row` with the names of the columns, or a tuple in their order; for a processor
@@ -57,12 +57,12 @@ class SideSchema:
 
     @property
     def stored(self) -> pa.Schema:
-        """The columns of stored rows: their checkpoint and micro-batch, then their own."""
+        """The columns of stored rows: checkpoint, micro-batch, and the declared columns."""
         return pa.schema([*SIDE_COLUMNS, *self.arrow])
 
     @property
     def stored_columns(self) -> StructType:
-        """The same as Spark has them."""
+        """The same columns as Spark types."""
         struct = StructType()
         for field in SIDE_COLUMNS:
             struct.add(field.name, "long")
@@ -91,14 +91,14 @@ class DeclaredSideOutputs:
         return DeclaredOutput(name)
 
     def declared(self) -> SideSchemas:
-        """Return their schemas, by name."""
+        """Return the schemas of the side outputs, by name."""
         return self._schemas
 
     @staticmethod
     def check(
         declared: SideSchemas, before: Sequence[SideSchemas], settings: QuerySettings
     ) -> None:
-        """Raise `UsageError` if two operators of a query declare a side output of one name."""
+        """Raise `UsageError` if two operators of a query declare a side output with one name."""
         _refuse_shared_names([*before, declared])
 
     @staticmethod
@@ -107,8 +107,8 @@ class DeclaredSideOutputs:
         if declared:
             raise UsageError(
                 f"the processor declares the side output {', '.join(declared)}: rows of side outputs are "
-                "committed with a micro-batch, and a batch frame does not have one. Give "
-                "transform_with_state a stream"
+                "committed with a micro-batch, which a batch frame does not have. Pass a "
+                "stream to transform_with_state"
             )
 
 
@@ -116,7 +116,7 @@ def side_schema(name: object, columns: StructType, declared: SideSchemas) -> Sid
     """Return a side output that `init` declares."""
     if not isinstance(name, str) or not is_name(name):
         raise UsageError(
-            f"the name of a side output is up to 100 letters, digits, '_' and '.', not {name!r:.200}"
+            f"the name of a side output must be up to 100 letters, digits, '_' and '.', not {name!r:.200}"
         )
     if name in declared:
         raise UsageError(f"init() declares the side output {name!r} twice")
@@ -125,20 +125,20 @@ def side_schema(name: object, columns: StructType, declared: SideSchemas) -> Sid
     reserved = {field.name for field in SIDE_COLUMNS} & {name.lower() for name in names}
     if reserved or len(set(names)) < len(names) or not names:
         raise UsageError(
-            f"side output {name!r} has the columns {', '.join(names) or 'none'}: it needs one at least, "
-            f"each with another name, and none is called {' or '.join(f.name for f in SIDE_COLUMNS)}"
+            f"side output {name!r} has the columns {', '.join(names) or 'none'}: it needs at least one column, "
+            f"with distinct names other than {' or '.join(f.name for f in SIDE_COLUMNS)}"
         )
     return SideSchema(columns, arrow_schema(columns, f"side output {name!r}: "))
 
 
 class DeclaredOutput:
-    """A side output on the driver, where a processor does not get rows."""
+    """A side output on the driver, where processors do not get rows."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def emit(self, row: object) -> NoReturn:
-        """Refuse: rows are emitted while rows or timers are handled."""
+        """Raise: rows can be emitted only while rows or timers are handled."""
         raise emitted_too_early(self._name)
 
 
@@ -147,13 +147,13 @@ def _refuse_shared_names(schemas: Sequence[SideSchemas]) -> None:
     for declared in schemas:
         if shared := min(names & declared.keys(), default=""):
             raise UsageError(
-                f"two operators of the query declare the side output {shared!r}: rename it in one"
+                f"two operators of the query declare the side output {shared!r}: rename one of them"
             )
         names |= declared.keys()
 
 
 def emitted_too_early(name: str) -> UsageError:
-    """Return the error of a row that is emitted in `init` or `close`."""
+    """Return the error for a row that is emitted in `init` or `close`."""
     return UsageError(
         f"side output {name!r}: emit rows while rows or timers are handled, not in init() or close()"
     )
@@ -165,8 +165,8 @@ def operator_of(name: str, schemas: Sequence[SideSchemas]) -> int:
         if name in declared:
             return index
     names = ", ".join(output for declared in schemas for output in declared)
-    listed = f"it declares {names}" if names else "it declares none"
+    listed = f"its side outputs are {names}" if names else "it declares none"
     raise UsageError(
-        f"the query does not have the side output {name!r}: {listed}. A processor declares one in init() "
-        "by handle.sideOutput(name, schema)"
+        f"the query does not have the side output {name!r}: {listed}. Declare it in init() "
+        "with handle.sideOutput(name, schema)"
     )

@@ -1,5 +1,5 @@
 """
-The rows of side outputs.
+Commit and deliver the rows of side outputs.
 
 Attached to the checkpoint of their micro-batch, and delivered after its commit.
 """
@@ -39,11 +39,11 @@ from statelog.store import PATHS, open_location
 
 SIDE_OUTPUTS: Final = "side_outputs"
 SIDE_FILES_MAX: Final = 1_000
-"""Most objects with rows of side outputs that a checkpoint names."""
+"""Maximum number of side output objects that a checkpoint references."""
 TAIL_BYTES: Final = 256 * 1024
-"""An object up to this size is written again with the rows of the next micro-batch."""
+"""Objects up to this size are rewritten with the rows of the next micro-batch."""
 _TAIL_MEMORY: Final = 4 << 20
-"""The driver holds up to this many bytes of its rows."""
+"""The driver keeps up to this many bytes of an object's rows in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Rows:
 
 
 def _declared(operator: OperatorDefinition) -> SideSchemas:
-    """Return the side outputs that the processor of an operator declares."""
+    """Return the side outputs that an operator's processor declares."""
     return part_of(operator.declared, SIDE_OUTPUTS, dict) or {}
 
 
@@ -94,7 +94,7 @@ class SideOutputs(AttachingExtension):
 
     @staticmethod
     def policy(settings: QuerySettings) -> AttachmentPolicy:
-        """Return how rows of side outputs are joined and kept."""
+        """Return how to join and retain the rows of side outputs."""
         return AttachmentPolicy(
             kind=SIDE_OUTPUT,
             what="rows of side outputs",
@@ -106,11 +106,11 @@ class SideOutputs(AttachingExtension):
         )
 
     def task_part(self, operator: int, tasks: int) -> SideSchemas | None:
-        """Return the side outputs that the processor of an operator declares."""
+        """Return the side outputs that an operator's processor declares."""
         return _declared(self._query.operators[operator]) or None
 
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
-        """Call the sinks with the rows of the tasks' answers, which are not read again."""
+        """Call the sinks with the rows of the tasks' results, without reading them again."""
         for name, sink in self._sinks.items():
             operator = self._query.operators[self._operators[name]]
             acks = answers[operator.schema.operator_id]

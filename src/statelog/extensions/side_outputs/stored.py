@@ -1,5 +1,5 @@
 """
-The rows of side outputs that a checkpoint names.
+Read the rows of side outputs that a checkpoint references.
 
 A processor emitted them next to its output.  They were committed with their micro-batch.
 """
@@ -26,13 +26,13 @@ SIDE_OUTPUT: Final = "side_output"
 """The kind of the attachments."""
 SIDE_CHECKPOINT: Final = "checkpoint_id"
 SIDE_BATCH: Final = "batch_id"
-"""The first columns of stored rows: the checkpoint and the micro-batch that has them."""
+"""The first columns of stored rows: their checkpoint and micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSideOutput:
     """
-    A side output with rows that are kept.
+    A side output with retained rows.
 
     Args:
         name: Its name.
@@ -76,7 +76,7 @@ def side_output_rows(
     operator: str | None,
     since: int,
 ) -> pa.Table:
-    """Return the rows of a side output that a checkpoint names, oldest first."""
+    """Return the rows of a side output that a checkpoint references, oldest first."""
     entries = [
         entry
         for entry in of_kinds(BatchRecord.of(checkpoint).attachments, SIDE_OUTPUT)
@@ -89,8 +89,8 @@ def side_output_rows(
         rows = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
     except pa.ArrowException as error:
         raise UsageError(
-            f"the side output {name!r} has rows of different types: {error}. Read the newer ones only, "
-            "by since"
+            f"the side output {name!r} contains rows of different types: {error}. Read only newer rows "
+            "with since"
         ) from error
     if not rows.num_rows:
         return rows
@@ -113,7 +113,7 @@ def read_side_rows(store: ObjectStore, entry: Attachment) -> pa.Table:
             raise _damaged(store, entry.path, str(error)) from error
         first = [(field.name, field.type) for field in list(table.schema)[:2]]
         if first != [(SIDE_CHECKPOINT, pa.int64()), (SIDE_BATCH, pa.int64())]:
-            raise _damaged(store, entry.path, "they do not begin with their checkpoint")
+            raise _damaged(store, entry.path, "they do not start with their checkpoint")
         return table
 
     return read_attachment(store, entry, decoded, f"rows of side output {entry.name}")
@@ -121,5 +121,5 @@ def read_side_rows(store: ObjectStore, entry: Attachment) -> pa.Table:
 
 def _damaged(store: ObjectStore, path: str, reason: str) -> CorruptionError:
     return CorruptionError(
-        f"the rows of a side output {path} in {store.url} cannot be read: {reason}", path=path
+        f"the side output rows {path} in {store.url} cannot be read: {reason}", path=path
     )

@@ -1,5 +1,5 @@
 """
-The side outputs of a task: rows that a processor emits by name, next to its output.
+The side outputs of a task: named rows that a processor emits.
 
 A row is checked when it is emitted, so a row that does not fit fails the call that emits it.  Rows
 are converted many calls later, all together.
@@ -42,7 +42,7 @@ def _certainly_fits(value: object, kind: type | None) -> bool:
 
 
 class _Stored:
-    """An output whose batches have the checkpoint and the micro-batch in front of their columns."""
+    """An output that prepends the checkpoint and the micro-batch to its columns."""
 
     def __init__(self, plain: Output, schema: pa.Schema, checkpoint_id: int, batch_id: int) -> None:
         self.plain = plain
@@ -62,17 +62,17 @@ class _Stored:
 
     @property
     def unnamed(self) -> None:
-        """None: a row is checked when it is emitted."""
+        """None, because a row is checked when it is emitted."""
         return
 
     def batch(self) -> pa.RecordBatch:
-        """Return all rows as one batch, with the columns in front."""
+        """Return all rows as one batch, with the prepended columns."""
         batch = self.plain.batch()
         columns = [pa.repeat(pa.scalar(value, pa.int64()), len(batch)) for value in self._values]
         return pa.RecordBatch.from_arrays([*columns, *batch.columns], schema=self._schema)
 
     def clear(self) -> None:
-        """Drop all rows."""
+        """Discard all rows."""
         self.plain.clear()
 
 
@@ -123,14 +123,14 @@ class TaskSideOutput:
             self.parts.flush()
 
     def _checked_row(self, row: object) -> Row:
-        """Return a Row that fits the columns, of a Row or a tuple."""
+        """Convert a Row or a tuple to a Row that fits the columns."""
         fitting = self._row_of(row)
         values: Iterable[object] = fitting  # Row's own access by position takes longer
         for value, (name, kind, is_nullable) in zip(values, self._fields, strict=True):
             if value is None and not is_nullable:
                 raise UsageError(
-                    f"side output {self._name!r}: {name!r} is NOT NULL, and the row {fitting!r:.200} "
-                    "leaves it out"
+                    f"side output {self._name!r}: {name!r} is NOT NULL, but the row {fitting!r:.200} "
+                    "does not set it"
                 )
             if not (value is None or _certainly_fits(value, kind)):
                 self._check(fitting)
@@ -138,7 +138,7 @@ class TaskSideOutput:
         return fitting
 
     def _row_of(self, row: object) -> Row:
-        """Return a Row with all columns in their order, of a Row or a tuple."""
+        """Convert a Row or a tuple to a Row with all columns in order."""
         columns = self._columns
         if not isinstance(row, Row) or not hasattr(row, "__fields__"):
             if not isinstance(row, tuple) or len(row) != len(columns):
@@ -159,7 +159,7 @@ class TaskSideOutput:
         return self._make([values.get(name) for name in columns])
 
     def _check(self, row: RowLike) -> None:
-        """Raise `UsageError` if an item does not fit, by converting it alone."""
+        """Convert one item alone, and raise `UsageError` if it does not fit."""
         alone = self._new_output()
         try:
             alone.extend([row])
@@ -195,7 +195,7 @@ class TaskSideOutputs(TaskExtension):
         self.by_name: dict[str, TaskSideOutput] = {}
         if part:
             if tools is None:
-                raise InvariantError("side outputs need the tools of a task")
+                raise InvariantError("side outputs need a task")
             self.by_name = {
                 name: TaskSideOutput(name, schema, self, tools) for name, schema in part.items()
             }
@@ -208,21 +208,21 @@ class TaskSideOutputs(TaskExtension):
     def _side_output(self, name: str, schema: SchemaLike) -> TaskSideOutput:
         """Return a side output; raises `UsageError` if `init` did not declare it on the driver."""
         if self.is_open:
-            raise UsageError(f"side output {name!r}: side outputs are declared in init() only")
+            raise UsageError(f"side output {name!r}: side outputs can be declared only in init()")
         output = self.by_name.get(name)
         if output is None:
             raise UsageError(
-                f"init() declares the side output {name!r} in a task, but did not on the driver; it "
+                f"init() declares the side output {name!r} in a task, but not on the driver; it "
                 "must declare the same side outputs everywhere"
             )
         return output
 
     def collectors(self) -> Sequence[Collector]:
-        """Return the rows of each."""
+        """Return the rows of each side output."""
         return [output.parts for output in self._all]
 
     def opened(self) -> None:
-        """Allow rows."""
+        """Allow rows to be emitted."""
         self.is_open = True
 
     def closed(self) -> None:
@@ -235,7 +235,7 @@ class TaskSideOutputs(TaskExtension):
             output.flush()
 
     def answer(self) -> tuple[Addition, ...] | None:
-        """Return the rows that were emitted, and count them; large ones are put into files."""
+        """Count and return the emitted rows; write large ones to files."""
         additions = tuple(chain(*(output.additions() for output in self._all)))
         if self._tools is not None:
             self._tools.figures["side_output_rows"] = sum(addition.count for addition in additions)

@@ -1,5 +1,5 @@
 """
-`DatabaseSink`: rows and the record of their micro-batch in one transaction of a database.
+`DatabaseSink`: write rows and their batch record in one database transaction.
 
 A table of the sink has one row for each writer.  The first statement of a transaction replaces the
 record that this driver knows, and does nothing if there is another one: of two drivers that write
@@ -24,15 +24,15 @@ from statelog.spark.stream.sinks.exactly_once_sink import SinkBatch
 
 _ROWS_PER_CALL: Final = 10_000
 _TRANSIENT: Final = ("OperationalError", "InterfaceError")
-"""The errors of PEP 249 that may pass: a lost connection, a lock, a deadlock.  SQLite also raises the first of
+"""The transient errors of PEP 249: a lost connection, a lock, a deadlock.  SQLite also raises the first of
 them for a statement that is wrong, such as one that names a missing table: its code is `SQLITE_ERROR`."""
 _PLACEHOLDERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s"}
-_PROBE: Final = "statelog tries whether the connection rolls back"
+_PROBE: Final = "statelog checks whether the connection rolls back"
 _PROBE_BATCH: Final = DeliveredBatch("", 0, 0)
 
 
 class Cursor(Protocol):
-    """What the sink uses of a cursor of PEP 249."""
+    """The methods of a PEP 249 cursor that the sink uses."""
 
     @property
     def rowcount(self) -> int:
@@ -49,7 +49,7 @@ class Cursor(Protocol):
 
 
 class Connection(Protocol):
-    """What the sink uses of a connection of PEP 249."""
+    """The methods of a PEP 249 connection that the sink uses."""
 
     def cursor(self) -> Cursor:
         """Return a new cursor."""
@@ -58,7 +58,7 @@ class Connection(Protocol):
         """Commit the transaction."""
 
     def rollback(self) -> None:
-        """Roll the transaction back."""
+        """Roll back the transaction."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -66,7 +66,7 @@ class Connection(Protocol):
 
 class DatabaseSink:
     """
-    Writes to a table of a database, by any driver of PEP 249 (DB-API).
+    Writes to a database table, with any PEP 249 (DB-API) driver.
 
     Each micro-batch is one transaction.  The table must exist and have the columns of the rows, in
     the same spelling.  The database must have `insert ... on conflict`, as SQLite and PostgreSQL
@@ -108,9 +108,9 @@ class DatabaseSink:
                 f"functools.partial(sqlite3.connect, path), not {given(connect)}"
             )
         if isinstance(key, str):
-            raise UsageError("key is a list of columns, such as ['customer'], not one text")
+            raise UsageError("key must be a list of columns, such as ['customer'], not a string")
         if paramstyle is not None and paramstyle not in _PLACEHOLDERS:
-            raise UsageError(f"paramstyle is one of {', '.join(_PLACEHOLDERS)}")
+            raise UsageError(f"paramstyle must be one of {', '.join(_PLACEHOLDERS)}")
         self._connect = connect
         self._table = table
         self._key = tuple(key)
@@ -122,7 +122,7 @@ class DatabaseSink:
         return {**self.__dict__, "_connection": None}
 
     def last_committed(self, writer: str) -> DeliveredBatch | None:
-        """Return the newest micro-batch of *writer* in the table of batches."""
+        """Return the newest micro-batch of *writer* from the table of batches."""
         with self._transaction(f"cannot read the batches of {writer}") as connection:
             return self._last(connection, writer)
 
@@ -151,7 +151,7 @@ class DatabaseSink:
             connection.close()
 
     def _replace_record(self, connection: Connection, batch: SinkBatch) -> bool:
-        """Replace the record that the driver knows; return whether it was the one in the table."""
+        """Replace the record that the driver expects; return whether it was in the table."""
         batches = _quoted(self._batches)
         mark = self._placeholder(connection)
         cursor = connection.cursor()
@@ -178,7 +178,7 @@ class DatabaseSink:
         missing = [column for column in self._key if column not in columns]
         if missing:
             raise UsageError(
-                f"the rows for {self._table} lack {', '.join(missing)} of the key; they have "
+                f"the rows for {self._table} lack key columns {', '.join(missing)}; they have "
                 f"{', '.join(columns)}"
             )
         others = [_quoted_name(column) for column in columns if column not in self._key]
@@ -188,7 +188,7 @@ class DatabaseSink:
 
     @contextlib.contextmanager
     def _transaction(self, failure: str) -> Iterator[Connection]:
-        """Lend the connection; roll back what was not committed, and drop it after an error."""
+        """Lend the connection; roll back uncommitted changes, and close it after an error."""
         try:
             if self._connection is None:
                 self._connection = self._open()
@@ -223,7 +223,7 @@ class DatabaseSink:
         return connection
 
     def _check_rolls_back(self, connection: Connection) -> None:
-        """Reject a connection in autocommit mode, on which rows and record are two transactions."""
+        """Reject a connection in autocommit mode: rows and record would be two transactions."""
         batches = _quoted(self._batches)
         mark = self._placeholder(connection)
         cursor = connection.cursor()
@@ -258,8 +258,8 @@ class DatabaseSink:
             style = getattr(module, "paramstyle", "")
         if style not in _PLACEHOLDERS:
             raise UsageError(
-                f"the driver of {type(connection).__qualname__} has the paramstyle {style!r}, which "
-                f"is none of {', '.join(_PLACEHOLDERS)}; set paramstyle if the driver takes a different one"
+                f"the driver of {type(connection).__qualname__} uses the paramstyle {style!r}, which "
+                f"is not one of {', '.join(_PLACEHOLDERS)}; set paramstyle if the driver supports one of these"
             )
         return _PLACEHOLDERS[style]
 
@@ -278,7 +278,7 @@ def _quoted_name(name: str) -> str:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether a driver of PEP 249, perhaps below SQLAlchemy, may succeed later."""
+    """Return whether a retry may succeed after an error of a PEP 249 driver."""
     if not any(kind.__name__ in _TRANSIENT for kind in type(error).__mro__):
         return False
     raised = getattr(error, "orig", error)  # SQLAlchemy wraps the driver's error

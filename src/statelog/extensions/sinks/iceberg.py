@@ -1,5 +1,5 @@
 """
-`IcebergSink`: rows and the record of their micro-batch in one commit of an Iceberg table.
+`IcebergSink`: write rows and their batch record in one commit of an Iceberg table.
 
 A commit adds one snapshot, whose summary names the micro-batch, and sets the table property
 `statelog.batch.<writer>` to its record.  The property is what counts: it is still there when
@@ -49,12 +49,12 @@ _TRANSIENT: Final = (
     OSError,
 )
 _TRANSIENT_STATUSES: Final = (408, 419, 425, 429)
-"""Answers besides 5xx that may pass: time-outs of a request or a login, too early, too many."""
+"""Transient responses besides 5xx: time-outs of a request or a login, too early, too many."""
 
 
 class IcebergSink:
     """
-    Appends to an Iceberg table, by PyIceberg; each micro-batch is one snapshot.
+    Appends to an Iceberg table with PyIceberg; each micro-batch is one snapshot.
 
     A missing table is created with the columns of the rows, without partitions.  The files of an
     attempt that was killed are in no snapshot; Iceberg's removal of orphan files deletes them.
@@ -80,7 +80,9 @@ class IcebergSink:
         catalog_options: Mapping[str, str] | None = None,
     ) -> None:
         if "." not in arguments.text(table, "table"):
-            raise UsageError(f"name the table with its namespace: 'sales.{table}', not {table!r}")
+            raise UsageError(
+                f"pass the table name with its namespace: 'sales.{table}', not {table!r}"
+            )
         self._table = table
         self._catalog_name = catalog
         self._catalog_options = dict(catalog_options or {})
@@ -90,7 +92,7 @@ class IcebergSink:
         return {**self.__dict__, "_catalog": None}
 
     def last_committed(self, writer: str) -> DeliveredBatch | None:
-        """Return the newest micro-batch of *writer* in the table."""
+        """Return the newest micro-batch of *writer* from the table."""
         with self._explained("cannot read"):
             try:
                 table = self._open().load_table(self._table)
@@ -99,7 +101,7 @@ class IcebergSink:
         return newest_batch(table.metadata, writer)
 
     def write(self, batch: SinkBatch) -> None:
-        """Append rows and record in one commit, unless another driver has written."""
+        """Append rows and record in one commit, unless a different driver has written."""
         with self._explained(f"cannot write batch {batch.batch_id} to"):
             table = self._load_or_create(batch.rows.schema)
             _check_next(table.metadata, batch, self._table)
@@ -139,14 +141,14 @@ class IcebergSink:
         unknown = [name for name in rows.column_names if stored.get_field_index(name) < 0]
         if unknown:
             raise UsageError(
-                f"the table {self._table} has the columns {', '.join(stored.names)}; the output also "
-                f"has {', '.join(unknown)}: select the columns of the table, or add them to it"
+                f"the table {self._table} has the columns {', '.join(stored.names)}, but the output also "
+                f"has {', '.join(unknown)}: select only the table's columns, or add the new ones to the table"
             )
         return rows.cast(pa.schema([stored.field(name) for name in rows.column_names]))
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Turn an error that may pass into `UnavailableError`."""
+        """Convert a transient error to `UnavailableError`."""
         try:
             yield
         except UnavailableError:
@@ -160,7 +162,7 @@ class IcebergSink:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether a catalog may answer a later call otherwise."""
+    """Return whether a later call to the catalog may succeed."""
     if isinstance(error, RESTError):
         status = getattr(getattr(error.__cause__, "response", None), "status_code", 500)
         return status >= 500 or status in _TRANSIENT_STATUSES
@@ -168,7 +170,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def newest_batch(metadata: TableMetadata, writer: str) -> DeliveredBatch | None:
-    """Return the newest micro-batch of *writer* that a table has."""
+    """Return the newest micro-batch of *writer* that a table contains."""
     text = metadata.properties.get(_PROPERTY + writer)
     where = f"the table property {_PROPERTY}{writer}"
     return None if text is None else DeliveredBatch.from_text(text, where=where)
@@ -180,7 +182,7 @@ def _check_next(metadata: TableMetadata, batch: SinkBatch, table: str) -> None:
 
 
 class _Append(Transaction):
-    """A commit that is repeated only on a table with the record that the driver knows."""
+    """A commit that is retried only on a table with the record that the driver expects."""
 
     def __init__(self, table: Table, batch: SinkBatch, name: str) -> None:
         super().__init__(table)
@@ -188,6 +190,6 @@ class _Append(Transaction):
         self._name = name
 
     def _rebuild_snapshot_updates(self) -> None:
-        """PyIceberg calls this with the newest table, on which the next attempt is based."""
+        """Check the newest table, on which PyIceberg bases the next attempt."""
         _check_next(self._table.metadata, self._batch, self._name)
         super()._rebuild_snapshot_updates()

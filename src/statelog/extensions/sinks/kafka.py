@@ -1,5 +1,5 @@
 """
-`KafkaSink`: rows and the record of their micro-batch in one transaction of Kafka.
+`KafkaSink`: write rows and their batch record in one Kafka transaction.
 
 The record is a committed offset of the group `statelog-<writer>` in the topic's first partition,
 and the metadata of that offset.  Kafka commits offsets of a transaction with its records.  The
@@ -68,7 +68,7 @@ class _Clients:
 
 class KafkaSink:
     """
-    Writes to a topic of Kafka; each micro-batch is one transaction.
+    Writes to a Kafka topic; each micro-batch is one transaction.
 
     The rows have the columns that Spark's own writer takes: `value`, and `key` if records have
     keys, each a string or binary.  Readers see whole micro-batches with
@@ -94,10 +94,10 @@ class KafkaSink:
         self, topic: str, config: Mapping[str, object], *, timeout_s: float = 60.0
     ) -> None:
         if "bootstrap.servers" not in config:
-            raise UsageError("KafkaSink needs the setting 'bootstrap.servers' in its config")
+            raise UsageError("KafkaSink requires the setting 'bootstrap.servers' in its config")
         taken = [name for name in _OURS if name in config]
         if taken:
-            raise UsageError(f"KafkaSink makes the setting {', '.join(taken)}: leave it out")
+            raise UsageError(f"KafkaSink sets {', '.join(taken)} itself: omit it")
         self._topic = topic
         self._config = dict(config)
         self._timeout_s = timeout_s
@@ -107,17 +107,17 @@ class KafkaSink:
         return {**self.__dict__, "_clients": {}}
 
     def last_committed(self, writer: str) -> DeliveredBatch | None:
-        """Return the newest micro-batch of *writer*, after ending what earlier producers left."""
+        """Abort transactions of earlier producers, and return *writer*'s newest micro-batch."""
         with self._errors(writer, "cannot read the last batch of"):
             return self._last(self._open(writer))
 
     def write(self, batch: SinkBatch) -> None:
-        """Write rows and record in one transaction, unless another driver has written."""
+        """Write rows and record in one transaction, unless a different driver has written."""
         values = _column(batch.rows, "value")
         keys = _column(batch.rows, "key")
         if values is None:
             raise UsageError(
-                "Kafka's records have a column value, and perhaps key; the output has "
+                "Kafka records have a column value and optionally key, but the output has "
                 f"{', '.join(batch.rows.column_names)}: select them, such as "
                 "out.selectExpr('customer AS key', 'to_json(struct(*)) AS value')"
             )
@@ -180,7 +180,7 @@ class KafkaSink:
 
     @contextlib.contextmanager
     def _errors(self, writer: str, what: str) -> Iterator[None]:
-        """Drop the clients after any error: the next producer ends what this one left."""
+        """Close the clients after an error: the next producer aborts open transactions."""
         try:
             yield
         except KafkaException as failure:
@@ -189,7 +189,7 @@ class KafkaSink:
             text = f"{what} {writer} in the topic {self._topic}: {error.name()}: {error.str()}"
             if error.code() in _FENCED:
                 raise FencedError(
-                    f"{text}. Another driver writes as this query; stop one of the two"
+                    f"{text}. A second driver is running this query; stop one of the two"
                 ) from failure
             if error.retriable() or error.txn_requires_abort() or error.code() in _TRANSIENT:
                 raise UnavailableError(text) from failure
@@ -213,7 +213,5 @@ def _column(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
     column = rows.column(name)
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
     if not any(is_kind(column.type) for is_kind in (*kinds, pa.types.is_large_binary)):
-        raise UsageError(
-            f"the column {name} of Kafka's records is {column.type}: cast it to string"
-        )
+        raise UsageError(f"the column {name} for Kafka is {column.type}: cast it to string")
     return column

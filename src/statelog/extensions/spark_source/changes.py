@@ -1,4 +1,4 @@
-"""The view "changes": what checkpoints changed, of a batch and of a stream."""
+"""The view "changes": read the changes of checkpoints, as a batch or a stream."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _Offset = dict[str, int | str]
 _NUMBER: Final = "checkpoint"
 _POSITION: Final = "position"
 _STARTING: Final = ".start"
-"""Suffix of the name that keeps the checkpoint whose whole state a new reader begins with."""
+"""Suffix of the tag that pins the checkpoint from which a new reader starts."""
 _BEFORE_ALL: Final[_Offset] = {_NUMBER: -1}
 """The offset before the whole state was read."""
 
 
 def _offset_of(checkpoint: CompletedCheckpoint) -> _Offset:
-    """Return the offset up to a checkpoint."""
+    """Return the offset that ends at a checkpoint."""
     return {_NUMBER: checkpoint.checkpoint_id, _POSITION: checkpoint.position.to_text()}
 
 
 def _position_in(offset: _Offset) -> CheckpointPosition:
-    """Return the checkpoint up to which an offset was read."""
+    """Return the checkpoint at which an offset ends."""
     if _POSITION not in offset:
         raise UsageError(
-            f"the stream's offset {offset} has no position: another version of statelog wrote it. Begin "
-            "again with another checkpointLocation"
+            f"the stream's offset {offset} does not contain a position: a different version "
+            "of statelog wrote it. Start again with a new checkpointLocation"
         )
     return CheckpointPosition.from_text(str(offset[_POSITION]))
 
@@ -51,7 +51,7 @@ def _position_in(offset: _Offset) -> CheckpointPosition:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangesRead:
     """
-    What a read of changes reads.
+    The parameters of a read of changes.
 
     Args:
         location: Where the state is.
@@ -69,7 +69,7 @@ class ChangesRead:
 
 
 class ChangesPart(InputPartition):
-    """The changes of some key groups, after one checkpoint and up to another."""
+    """The changes of some key groups, after one checkpoint and up to a later one."""
 
     def __init__(self, after: int | str | None, upto: int | str, key_groups: KeyGroupRange) -> None:
         super().__init__((after, upto, key_groups))
@@ -119,7 +119,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         self._last: CompletedCheckpoint | None = None
 
     def initialOffset(self) -> _Offset:
-        """Return where a new query begins: at the named position, if there is one."""
+        """Return the start of a new query: the reader's position, if it exists."""
         position = self._position()
         newest = None if position is None else position.current()
         begin = newest if newest is not None else self._start
@@ -139,7 +139,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         self._last = find_checkpoint(self._store())
 
     def latestOffset(self, start: _Offset | None = None, limit: object = None) -> _Offset:
-        """Return up to which checkpoint the next micro-batch reads."""
+        """Return the checkpoint up to which the next micro-batch reads."""
         begin = self._begin if start is None else start
         most = self._limit if limit is None else limit_of(limit)
         last = find_checkpoint(self._store()) if self._last is None else self._last
@@ -160,7 +160,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         return end
 
     def reportLatestOffset(self) -> _Offset | None:
-        """Return the newest checkpoint, for the progress of the query."""
+        """Return the newest checkpoint for the query's progress."""
         return _offset_of(find_checkpoint(self._store()))
 
     def partitions(self, start: _Offset, end: _Offset) -> Sequence[InputPartition]:
@@ -185,7 +185,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         return read_part(self._read, self._target, partition)
 
     def commit(self, end: _Offset) -> None:
-        """Move the named position: all up to *end* was processed."""
+        """Advance the reader's position: everything up to *end* was processed."""
         position = self._position()
         if position is not None and end != _BEFORE_ALL:
             upto = _position_in(end)
@@ -196,7 +196,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
                 starting.remove()
 
     def _chain(self, after: CheckpointPosition, upto: int) -> list[CompletedCheckpoint]:
-        """Return the checkpoints after one, up to another."""
+        """Return the checkpoints after *after*, up to *upto*."""
         store = self._store()
         with self._behind(after.checkpoint_id):
             # Its state is where the changes begin.
@@ -205,13 +205,13 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
             return [*chain_before(store, last, after.checkpoint_id)[1:], last]
 
     def _check_stored(self, position: CheckpointPosition) -> None:
-        """Check that a planned checkpoint is the location's, and not another one of its number."""
+        """Check that a planned checkpoint belongs to the location's current history."""
         with self._behind(position.checkpoint_id):
             checkpoint_id_of(self._store(), position.to_text())
 
     @contextmanager
     def _behind(self, after: int) -> Iterator[None]:
-        """Say what to do where the stream cannot go on after a checkpoint."""
+        """Raise an error that says what to do if the stream cannot continue."""
         try:
             yield
         except CheckpointError as error:
@@ -223,11 +223,11 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
             if newest is not None:
                 newest_text = f"; the newest checkpoint is {newest.checkpoint_id}"
             name = "the stream"
-            anew = "with another checkpointLocation"
-            keep = "give it a name by the option reader"
+            anew = "with a new checkpointLocation"
+            keep = "name it with the option reader"
             if self._reader is not None:
                 name = f"the reader {self._reader[0]!r}"
-                anew = f"{anew} and another name"
+                anew = f"{anew} and a new name"
                 keep = f"raise readerMaxCheckpoints, which is {self._reader[1]}"
             raise CheckpointError(
                 f"{name} has read up to checkpoint {after} of {location.url} and cannot continue from "
@@ -266,7 +266,7 @@ def read_part(
                     number = CheckpointPosition.from_text(upto).checkpoint_id
                 raise CheckpointError(
                     f"the state schema of operator {read.operator} changed with checkpoint {number} of "
-                    f"{state.store.url} or before: restart the query to get the new columns",
+                    f"{state.store.url} or earlier: restart the query to get the new columns",
                     reason="incompatible",
                     checkpoint_id=number,
                 )

@@ -33,7 +33,7 @@ _RANGE: Final = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
 def _checkpoint(value: str) -> str:
-    """Return a number, a tag or a time as it was given."""
+    """Return a number, a tag or a time unchanged."""
     checkpoint = (value or LATEST).strip()
     if checkpoint.lower() in (LATEST, EARLIEST):
         return checkpoint.lower()
@@ -71,11 +71,11 @@ def _key_groups(value: str) -> KeyGroupRange:
 _VIEWS: Final = choice(STATE_VIEW, CHANGES_VIEW, CHECKPOINTS_VIEW)
 _VIEW: Final = Kind(_VIEWS.name, lambda value: _VIEWS.read(value or STATE_VIEW))
 _CHECKPOINT: Final = Kind(
-    f"a number, {LATEST}, {EARLIEST}, a tag, or a time of ISO 8601 such as 2026-11-22T10:30:00Z",
+    f"a number, {LATEST}, {EARLIEST}, a tag, or an ISO 8601 time such as 2026-11-22T10:30:00Z",
     _checkpoint,
 )
 _CHECKPOINT_OR_NEWEST: Final = Kind(_CHECKPOINT.name, _older)
-_COLUMNS: Final = Kind("names with commas between them", _columns)
+_COLUMNS: Final = Kind("names separated by commas", _columns)
 _KEY_GROUPS: Final = Kind("one key group such as 3, or a range such as 0-15", _key_groups)
 _READER: Final = Kind("a name", check_name)
 _ROWS: Final = (STATE_VIEW, CHANGES_VIEW)
@@ -153,9 +153,11 @@ class SourceOptions:
         options = build(cls, values, store=with_source(store))
         _check_view(options.view, values)
         if "batchId" in values and "checkpoint" in values:
-            raise InvalidOptionsError("batchId and checkpoint both name a checkpoint: give one")
+            raise InvalidOptionsError(
+                "batchId and checkpoint both select a checkpoint: set only one"
+            )
         if "readerMaxCheckpoints" in values and "reader" not in values:
-            raise InvalidOptionsError("readerMaxCheckpoints needs the option reader, a name")
+            raise InvalidOptionsError("readerMaxCheckpoints requires the option reader")
         return options
 
 
@@ -163,13 +165,13 @@ _OPTIONS: Final = options_of(SourceOptions)
 _NAMES: Final = Names(
     str.lower,
     {declared.name.lower(): declared for declared in _OPTIONS},
-    f"there are {', '.join(declared.name for declared in _OPTIONS)}, and {STORAGE_OPTIONS}<name> for an option "
-    "of the store",
+    f"the options are {', '.join(declared.name for declared in _OPTIONS)}, and {STORAGE_OPTIONS}<name> for "
+    "an option of the store",
 )
 
 
 def _check_view(view: str, names: Collection[str]) -> None:
-    """Raise `InvalidOptionsError` where an option is given that the view does not take."""
+    """Raise `InvalidOptionsError` for options that the view does not accept."""
     unused = [
         declared.name
         for declared in _OPTIONS
@@ -178,6 +180,6 @@ def _check_view(view: str, names: Collection[str]) -> None:
     if unused:
         of_view = ", ".join(declared.name for declared in _OPTIONS if view in declared.only)
         raise InvalidOptionsError(
-            f"the view {view} takes no {', '.join(unused)}; it takes "
-            f"{of_view or 'no options but the path'}"
+            f"the view {view} does not accept {', '.join(unused)}; it accepts "
+            f"{of_view or 'only the path'}"
         )

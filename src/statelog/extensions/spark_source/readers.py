@@ -1,4 +1,4 @@
-"""The location that a read is of, and its parts, which tasks read each on its own."""
+"""Read a location in partitions, which tasks read independently."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def state_path(name: str) -> Path:
 
 
 def spark_schema(flat: pa.Schema) -> StructType:
-    """Return Spark's columns of *flat*, those with a common first name as one struct."""
+    """Return Spark's columns of *flat*, with columns of a common prefix as one struct."""
     fields = []
     for name, members in _members(flat).items():
         first = flat.field(members[0])
@@ -55,7 +55,7 @@ def spark_schema(flat: pa.Schema) -> StructType:
 
 
 def spark_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Return *flat* in the columns of `spark_schema`, with the exact types of *target*."""
+    """Convert *flat* to the columns of `spark_schema`, with the exact types of *target*."""
     columns = []
     for name, members in _members(flat.schema).items():
         kind = target.field(name).type
@@ -72,13 +72,13 @@ def spark_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def selected_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema:
-    """Return the columns that a user named: `value`, or one field of it as `value.amount`."""
+    """Return the columns that a user selected: `value`, or a field such as `value.amount`."""
     if chosen is None:
         return flat
     names = {name for column in flat.names for name in (column, state_path(column)[0])}
     if unknown := [name for name in chosen if name not in names]:
         raise InvalidOptionsError(
-            f"there is no column {', '.join(unknown)}; the columns are {', '.join(flat.names)}"
+            f"the column {', '.join(unknown)} does not exist; the columns are {', '.join(flat.names)}"
         )
     return pa.schema(
         [field for field in flat if field.name in chosen or state_path(field.name)[0] in chosen]
@@ -98,18 +98,18 @@ _PARTITION_BYTES: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A state location, which tasks open each on their own."""
+    """A state location that each task opens by itself."""
 
     path: str
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     def open(self, operator: str | None = None) -> LocationReader:
-        """Open it; raises `UsageError` if there is no such directory, and blocks on the store."""
+        """Open the location; raises `UsageError` if the directory does not exist."""
         return LocationReader(open_state(self.path, options=self.options), operator=operator)
 
 
 def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
-    """Return the newest retained checkpoint of a micro-batch in the query's history."""
+    """Return a micro-batch's newest retained checkpoint in the query's history."""
     listed = state.checkpoints()
     retained = [summary for summary in listed if summary.is_retained and not summary.is_given_up]
     for summary in reversed(retained):
@@ -117,8 +117,8 @@ def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
             return summary.checkpoint_id
     batches = ", ".join(str(summary.batch_id) for summary in retained) or "none"
     raise CheckpointError(
-        f"{state.store.url} does not retain a checkpoint of micro-batch {batch_id} (micro-batches of "
-        f"the retained ones: {batches})",
+        f"{state.store.url} does not retain a checkpoint of micro-batch {batch_id} (retained "
+        f"micro-batches: {batches})",
         reason="not_found",
     )
 
@@ -138,14 +138,14 @@ def ranges_of(
 
 
 def only_variable(reader: StateReader) -> str:
-    """Return the variable of an operator that has only one; timers do not count."""
+    """Return an operator's only variable, not counting timers."""
     variables = reader.variables()
     declared = [variable.name for variable in variables if not variable.kind.rules.fires]
     names = declared or [variable.name for variable in variables]
     if len(names) != 1:
         texts = ", ".join(variable.name for variable in variables) or "none"
         raise InvalidOptionsError(
-            f"operator {reader.schema.operator_id} has the state variables {texts}; name one by "
+            f"operator {reader.schema.operator_id} has the state variables {texts}; select one with "
             "the option variable"
         )
     return names[0]
@@ -159,7 +159,7 @@ def key_groups_left(
     key: pa.Schema,
     operator: KeyGroupRange,
 ) -> KeyGroupRange:
-    """Return the key groups in which rows can be that pass *filters*."""
+    """Return the key groups that may contain rows that pass *filters*."""
     equal = _equalities(filters)
     key_groups = operator
     number = equal.get(state_path(KEY_GROUP_COLUMN))
@@ -174,7 +174,7 @@ def key_groups_left(
 
 
 def _equalities(filters: Iterable[object]) -> dict[tuple[str, ...], object]:
-    """Return the columns that are compared with one value; Spark 4.0 has no classes of filters."""
+    """Return the columns that are compared with one value; Spark 4.0 lacks filter classes."""
     values: dict[tuple[str, ...], object] = {}
     for condition in filters:
         if type(condition).__name__ == "EqualTo":
@@ -227,7 +227,7 @@ _FIGURE_COLUMNS = CHECKPOINT_COLUMNS.names[12:17]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRead:
     """
-    What a read of state reads, chosen once.
+    The parameters of a read of state.
 
     Args:
         location: Where the state is.
@@ -289,14 +289,14 @@ class StateRows(DataSourceReader):
 
 class FilteredStateRows(StateRows):
     """
-    Reads only the key groups that the filters of the query leave.
+    Reads only the key groups that pass the query's filters.
 
     A class of its own, because Spark fails a reader with `pushFilters` while its setting
     spark.sql.python.filterPushdown.enabled is false, which is the default.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Choose key groups by *filters*; return them all, for Spark to apply."""
+        """Choose key groups by *filters*; return all filters for Spark to apply."""
         read = self._read
         self._remaining = key_groups_left(filters, read.key, read.operator_key_groups)
         return filters
@@ -322,7 +322,7 @@ class CheckpointRows(DataSourceReader):
 
 
 def _row(summary: CheckpointSummary, created: Mapping[int, int | None]) -> dict[str, object]:
-    """Return a row; *created* has when each checkpoint was made, in milliseconds."""
+    """Return a row; *created* contains each checkpoint's creation time in milliseconds."""
     row = {name: getattr(summary, name) for name in _SUMMARY_COLUMNS}
     parent = None if summary.parent_id is None else created.get(summary.parent_id)
     if parent is not None and summary.created_at_ms is not None:

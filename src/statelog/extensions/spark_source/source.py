@@ -1,4 +1,4 @@
-"""Choose which checkpoint, variable and columns a read has."""
+"""Resolve the checkpoint, variable and columns of a read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from statelog.store.location import is_known, normalize_url
 @dataclass(frozen=True, slots=True)
 class _View:
     """
-    What a read has, chosen once.
+    The resolved parameters of a read.
 
     Args:
         columns: Its flat columns.
@@ -69,14 +69,14 @@ class StateSource:
         return spark_schema(self._view.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads the rows."""
+        """Return the reader of the rows."""
         return self._view.reader(self._checked(schema))
 
     def stream(self, schema: StructType) -> DataSourceStreamReader:
-        """Return what reads the rows of a stream; arguments and errors: see `reader`."""
+        """Return the reader of a stream's rows; see `reader` for arguments and errors."""
         if self._view.stream is None:
             raise UsageError(
-                'a stream of the format statelog reads changes: add .option("view", "changes")'
+                'streaming reads with the format statelog return changes only: add .option("view", "changes")'
             )
         return self._view.stream(self._checked(schema))
 
@@ -84,14 +84,14 @@ class StateSource:
         columns = self.schema()
         if schema.simpleString() != columns.simpleString():
             raise UsageError(
-                f"the rows have the columns {columns.simpleString()}, not {schema.simpleString()}: "
-                "leave the schema out"
+                f"the rows have columns {columns.simpleString()}, not {schema.simpleString()}: "
+                "omit the schema"
             )
         return arrow_schema(schema)
 
 
 def _state(options: SourceOptions, location: Location) -> _View:
-    """Return what is read of state."""
+    """Return the parameters of a read of state."""
     with location.open(options.operator) as state:
         chosen: int | str | None = options.checkpoint
         if options.batchId is not None:
@@ -116,7 +116,7 @@ def _state(options: SourceOptions, location: Location) -> _View:
 
 
 def _changes(options: SourceOptions, location: Location) -> _View:
-    """Return what is read of changes."""
+    """Return the parameters of a read of changes."""
     with location.open(options.operator) as state:
         reader = state.reader(options.checkpoint)
         after = given_checkpoint_id(state.store, options.since)
@@ -135,13 +135,13 @@ def _changes(options: SourceOptions, location: Location) -> _View:
 
     def rows(target: pa.Schema) -> DataSourceReader:
         if streamed := _given(options, "maxCheckpointsPerTrigger", "reader"):
-            raise InvalidOptionsError(f"{streamed} is an option of spark.readStream")
+            raise InvalidOptionsError(f"the option {streamed} requires spark.readStream")
         return ChangeRows(read, target, after, last)
 
     def stream(target: pa.Schema) -> DataSourceStreamReader:
         if _given(options, "checkpoint"):
             raise InvalidOptionsError(
-                "checkpoint is an option of spark.read: a stream goes on; since is where it begins"
+                "the option checkpoint requires spark.read; for a stream, set since to choose where it starts"
             )
         reader = None if options.reader is None else (options.reader, options.readerMaxCheckpoints)
         return ChangeStream(
@@ -152,11 +152,11 @@ def _changes(options: SourceOptions, location: Location) -> _View:
 
 
 def _checkpoints(options: SourceOptions, location: Location) -> _View:
-    """Return what is read of checkpoints."""
+    """Return the parameters of a read of checkpoints."""
     location.open()  # raises: there must be such a directory
     return _View(CHECKPOINT_COLUMNS, partial(CheckpointRows, location))
 
 
 def _given(options: SourceOptions, *names: str) -> str:
-    """Return which of the options were given, as text."""
+    """Return the names of the options that were set, as text."""
     return ", ".join(name for name in names if getattr(options, name) is not None)

@@ -1,5 +1,5 @@
 """
-`ProcessorTester`: a processor in a unit test, without a Spark session; and replays in it.
+`ProcessorTester`: test or replay a processor without a Spark session.
 
     processor_tester   PySpark's TwsTester with real state, time to live, timers and restarts
     memory_job         runs and commits real tasks over a state location in memory; the state of its keys
@@ -9,4 +9,4 @@
 
 from statelog.extras import require_spark
 
-require_spark("a test or a replay of a processor")
+require_spark("testing or replaying a processor")

@@ -1,5 +1,5 @@
 """
-Find the processor that a replay runs, by the name that the user gives.
+Find the processor that a replay runs by the name that the user passes.
 
 A recording has the name of its processor too.  That name is stored data: it is shown to the user,
 and never imported.  The type of what the user names is checked before it is called.
@@ -32,34 +32,34 @@ def find_processor(name: str, *, location: str = "") -> StatefulProcessor:
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise UsageError(
-            f"a processor is named module:Class or file.py:Class, not {name!r}, such as "
+            f"name the processor as module:Class or file.py:Class, not {name!r}, such as "
             "jobs.fraud:FraudRule"
         )
     target: object = _file(place) if place.endswith(".py") else _module(place, location)
     for part in attribute.split("."):
         target = getattr(target, part, None)
     if target is None:
-        raise UsageError(f"{place} has no {attribute!r}")
+        raise UsageError(f"{place} does not define {attribute!r}")
     return _made(name, target)
 
 
 def recorded_name(task: TaskRecording) -> str:
-    """Return what a recording says of its processor, for a message."""
+    """Describe a recording's processor for a message."""
     source = f", of the file {task.source!r:.200}" if task.source else ""
     return f"{task.processor!r:.200}{source}"
 
 
 def refuse_no_processor(task: TaskRecording) -> NoReturn:
-    """Ask for the processor of a replay."""
+    """Raise the error that asks for a replay's processor."""
     raise UsageError(
         "a replay needs the processor to run, as module:Class or file.py:Class (--processor). The "
-        f"recording names {recorded_name(task)}; a name in a recording is never imported, so give it "
-        "only if you know that code"
+        f"recording names {recorded_name(task)}; statelog never imports a recorded name, so pass it "
+        "only if you trust that code"
     )
 
 
 def _made(name: str, target: object) -> StatefulProcessor:
-    """Return the processor that *target* is or makes; nothing else is called."""
+    """Return the processor that *target* is or creates; call nothing else."""
     if isinstance(target, StatefulProcessor):
         return target
     if isinstance(target, type):
@@ -75,8 +75,8 @@ def _made(name: str, target: object) -> StatefulProcessor:
         inspect.signature(make).bind()
     except TypeError as error:
         raise UsageError(
-            f"{name} cannot be called without arguments: {error}. Name a function that returns the "
-            "processor with the arguments of the job"
+            f"{name} cannot be called without arguments: {error}. Name a function without "
+            "arguments that creates the processor as the job does"
         ) from error
     processor = make()
     if not isinstance(processor, StatefulProcessor):
@@ -91,7 +91,7 @@ def _check_returned_type(name: str, function: FunctionType) -> None:
         raise UsageError(f"the annotations of {name} cannot be evaluated: {error!r}") from error
     if not (isinstance(returned, type) and issubclass(returned, StatefulProcessor)):
         raise UsageError(
-            f"{name} is a function that does not say what it returns, so it is not called; annotate "
+            f"{name} is a function without a return annotation, so statelog does not call it; annotate "
             f"it: def {function.__name__}() -> StatefulProcessor"
         )
 
@@ -111,7 +111,7 @@ def _module(place: str, location: str) -> ModuleType:
 def _file(place: str) -> ModuleType:
     path = Path(place).resolve()
     if not path.is_file():
-        raise UsageError(f"there is no file {place}")
+        raise UsageError(f"the file {place} does not exist")
     loaded = sys.modules.get(path.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(path):
         return loaded

@@ -1,5 +1,5 @@
 """
-A query of one operator without Spark: real tasks in this process, over a state location in memory.
+Run a query of one operator without Spark: real tasks over a state location in memory.
 
 The tasks are the same as in Spark's workers, and the commits the same as on the driver.  A test
 writes and reads the state of a key as tuples, lists of tuples and dicts of tuples, which are
@@ -68,7 +68,7 @@ from statelog.store.client import forget_memory_store
 
 
 def type_of_key(key: object) -> pa.DataType:
-    """Return the type of a key; for None the type of text, though any type would do."""
+    """Infer the type of a key value; text for None, for which any type is possible."""
     if key is None:
         return pa.string()
     if type(key) is tuple:
@@ -81,7 +81,7 @@ def type_of_key(key: object) -> pa.DataType:
 def cells_given(
     codec: OperatorCodec, state: Mapping[str, object], expires: Mapping[str, object], now_ms: int
 ) -> Cells:
-    """Return the cells of a key whose state is given."""
+    """Return the cells of a key for the given state."""
     cells: Cells = {}
     for name, value in state.items():
         state_id = state_id_of(codec, name)
@@ -92,7 +92,7 @@ def cells_given(
 
 
 def timers_given(codec: OperatorCodec, timers: Sequence[int]) -> Cells:
-    """Return the cell of timers; raises `UsageError` where the time mode has none."""
+    """Return the cell of timers; raise `UsageError` if the time mode has no timers."""
     try:
         state_id = codec.schema.state_id(TIMERS_NAME)
     except KeyError:
@@ -103,12 +103,12 @@ def timers_given(codec: OperatorCodec, timers: Sequence[int]) -> Cells:
 
 
 def state_id_of(codec: OperatorCodec, name: str) -> int:
-    """Return the id of a variable; raises `WrongArgumentError` if `init` does not create it."""
+    """Return the id of a variable; raise `WrongArgumentError` if `init` does not create it."""
     live = (codec.schema.states[state_id].name for state_id in codec.live)
     names = [created for created in live if created != TIMERS_NAME]
     if name not in names:
         raise WrongArgumentError(
-            f"init creates no state {name!r}; it creates {', '.join(names) or 'none'}"
+            f"init does not create the state {name!r}; it creates {', '.join(names) or 'none'}"
         )
     return codec.schema.state_id(name)
 
@@ -127,7 +127,7 @@ def _cell(state: StateCodec, value: object, expires: object, now_ms: int) -> obj
 
     def user_key(fields: Iterable[object]) -> Values:
         if state.user_key is None:
-            raise UsageError(f"state {state.descriptor.name!r} has no map keys")
+            raise UsageError(f"state {state.descriptor.name!r} does not have map keys")
         normalized: Values = state.user_key.normalize(fields)
         return normalized
 
@@ -137,7 +137,7 @@ def _cell(state: StateCodec, value: object, expires: object, now_ms: int) -> obj
 
 
 class KeyContent(NamedTuple):
-    """The state of a key by variable, when it expires, and the timers, ascending."""
+    """The state of a key by variable, its expiry times, and its timers, ascending."""
 
     state: dict[str, object]
     expiry: dict[str, object]
@@ -145,7 +145,7 @@ class KeyContent(NamedTuple):
 
 
 def content_of(codec: OperatorCodec, cells: Cells, now_ms: int) -> KeyContent:
-    """Return what is in the cells of a key, without what has expired by *now_ms*."""
+    """Return the content of a key's cells that has not expired by *now_ms*."""
     content = KeyContent({}, {}, [])
     for state_id in codec.live:
         variable = codec.states[state_id]
@@ -166,7 +166,7 @@ def content_of(codec: OperatorCodec, cells: Cells, now_ms: int) -> KeyContent:
 
 
 Place: TypeAlias = tuple[int, Key, Key]
-"""The group of a key, and the key as tables hold it and as the processor gets it."""
+"""The group of a key, and the key as tables store it and as the processor gets it."""
 
 KEY_GROUPS: Final = KeyGroupRange(0, DEFAULT_MAX_PARALLELISM - 1)
 _LOGS_MAX: Final = 32
@@ -177,15 +177,15 @@ class PlainExtensions(TaskExtensions):
     """The extensions of a task in a test."""
 
     def failed(self, error: ProcessorError) -> ProcessorError:
-        """Return the error without advice for a query."""
+        """Return the error without the advice for queries."""
         return error
 
 
 class KeyHandle(TaskHandle):
-    """The handle of one key; asked for an unknown state, it names those that exist."""
+    """The handle of one key; its error for an unknown state names the existing ones."""
 
     def _variable(self, asked: WantedVariable) -> BoundState:
-        """Return the state object; of a reducing or aggregating state, what is kept."""
+        """Return the state object; for a reducing or aggregating state, its accumulator."""
         state_id = state_id_of(self._codec, asked.name)
         state = self._codec.states[state_id]
         if state.descriptor.kind is not asked.kind:
@@ -238,7 +238,7 @@ class MemoryJob:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin with a new worker, which reads all state again."""
+        """Start a new worker, which reads all state again."""
         self._worker = Worker(KeptStates(), self._extensions, owns_process=False)
         schema = OperatorStateSchema.from_json(self._location.schema)
         self._view = KeyedState(OperatorCodec(schema, make_row))
@@ -292,7 +292,7 @@ class MemoryJob:
 
     @property
     def _committed(self) -> tuple[str, ...]:
-        """The names of the logs that the newest checkpoint added."""
+        """The names of the log files that the newest checkpoint added."""
         base = self._base
         return tuple(
             log.state_handle_id for log in base.log if log.checkpoint_id == base.checkpoint_id
@@ -301,7 +301,7 @@ class MemoryJob:
     def _complete(
         self, log: ChangelogStateHandle | None, snapshot: MaterializedHandle | None = None
     ) -> CompletedCheckpoint:
-        """Complete the next checkpoint, of what a task or a test wrote."""
+        """Complete the next checkpoint from the writes of a task or a test."""
         checkpoint_id = self._coordinator.next_checkpoint_id
         self._coordinator.trigger(checkpoint_id, [KEY_GROUPS])
         written = TaskStateSnapshot(KEY_GROUPS, log, snapshot)
@@ -314,7 +314,7 @@ class MemoryJob:
             self._write_snapshot(-1)
 
     def _write_snapshot(self, now_ms: int) -> None:
-        """Commit a snapshot of what has not expired, and delete the log before it."""
+        """Commit a snapshot of unexpired state, and delete the log before it."""
         data = self._state().snapshot(KEY_GROUPS, {}, now_ms)
         path = PATHS.task_owned(RandomIds().new_id())
         self.store.put(path, data)
@@ -324,7 +324,7 @@ class MemoryJob:
         self._coordinator.clean_up()
 
     def restart(self, now_ms: int) -> None:
-        """Read the state from the log, write a snapshot of it, and read that."""
+        """Read the state from the log, write a snapshot of it, and read the snapshot."""
         self._begin()
         self._write_snapshot(now_ms)
         self._begin()
@@ -344,7 +344,7 @@ class MemoryJob:
         return self._view
 
     def place(self, key: Key) -> Place:
-        """Return the place of the key with these values of its columns."""
+        """Return the position of the key with these column values."""
         codec = self.codec.key
         hashable = codec.to_hashable(key)
         if any(pa.types.is_struct(kind) for kind in codec.schema.types):
@@ -368,7 +368,7 @@ class MemoryJob:
 
     @contextmanager
     def opened(self, place: Place, now_ms: int) -> Iterator[KeyHandle]:
-        """Return the handle of a key, and commit what the block changes."""
+        """Return the handle of a key, and commit the changes of the block."""
         state = self._state()
         overlay = self._overlay()
         cursor = Cursor(now_ms)
@@ -491,14 +491,14 @@ class TesterHandle(StateVariables):
         kind = self._kinds.get(stateName)
         if kind is None:
             raise MissingStateError(
-                f"init creates no state {stateName!r}; it creates {', '.join(self._kinds)}",
+                f"init does not create the state {stateName!r}; it creates {', '.join(self._kinds)}",
                 condition="STATE_NOT_EXISTS",
             )
         self.call(WantedVariable(stateName, kind, ""), "clear")
 
 
 def _keyed(sparks: type[BoundState]) -> type:
-    """Return a class of state objects that follow the current key of a tester."""
+    """Return a class of state objects that use a tester's current key."""
 
     def method(name: str) -> Callable[..., object]:
         def call(self: Any, *args: Any) -> Any:

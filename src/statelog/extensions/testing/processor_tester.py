@@ -1,5 +1,5 @@
 """
-Run a `StatefulProcessor` in a unit test without Spark and JVM.
+Run a `StatefulProcessor` in a unit test without Spark or a JVM.
 
 Each call is one micro-batch: the task that runs in Spark's workers, over a state location in
 memory, and a commit.  `restart` reads the state back from the log, then from a snapshot.
@@ -117,10 +117,11 @@ class ProcessorTester:
         mode_of("outputMode", outputMode, OUTPUT_MODES, WrongArgumentError)
         if self._time_mode == "eventtime" and eventTimeExtractor is None:
             raise UnsupportedOperationError(
-                "the time mode EventTime needs an eventTimeExtractor", condition="ARGUMENT_REQUIRED"
+                "the time mode EventTime requires an eventTimeExtractor",
+                condition="ARGUMENT_REQUIRED",
             )
         if initialStateRow is not None and initialStatePandas is not None:
-            raise WrongArgumentError("give initialStateRow or initialStatePandas, not both")
+            raise WrongArgumentError("pass initialStateRow or initialStatePandas, not both")
         self._extractor = eventTimeExtractor
         self._pickled = pickled(processor)
         self.processor = processor
@@ -167,7 +168,7 @@ class ProcessorTester:
         watermarkMs: int | None = None,
     ) -> None:
         """
-        Begin in the middle of a stream: set times and the whole state of a key; run nothing.
+        Start in the middle of a stream: set times and the whole state of a key; run nothing.
 
         Args:
             key: The key.
@@ -225,7 +226,7 @@ class ProcessorTester:
     def testInPandas(
         self, key: object, input: pd.DataFrame, *, initialState: Sequence[pd.DataFrame] = ()
     ) -> pd.DataFrame:
-        """Run one micro-batch through a processor of pandas frames; as `test`, with frames."""
+        """Run one micro-batch through a processor of pandas frames; like `test`, with frames."""
         self._refuse_tables()
         self._in_pandas = True
         self.handle.setGroupingKey(key)
@@ -259,7 +260,7 @@ class ProcessorTester:
                 f"{type(self.processor).__name__} is not a ColumnarProcessor: use test or testInPandas"
             )
         if self._keys is None:
-            raise UsageError("a tester of a columnar processor needs a keySchema")
+            raise UsageError("ProcessorTester requires keySchema for a columnar processor")
         table = table_of(rows, "testColumns")
         initial = None if initialState is None else table_of(initialState, "initialState")
         return self._face.test_tables(self, table, initial)
@@ -270,7 +271,7 @@ class ProcessorTester:
 
     def testNoData(self) -> Any:
         """
-        Run one micro-batch without rows: timers that are due fire.
+        Run one micro-batch without rows, in which due timers fire.
 
         Returns:
             What the processor yields: rows, or a frame after `testInPandas`.
@@ -279,7 +280,7 @@ class ProcessorTester:
 
     def typedOutput(self, produced: object, *, timeZone: str = "UTC") -> list[Row]:
         """
-        Return rows, or a frame, as the sink gets them: converted to *outputStructType*.
+        Convert rows or a frame to *outputStructType*, as for the sink.
 
         Times are in UTC, structs are dicts.
 
@@ -292,12 +293,12 @@ class ProcessorTester:
             ProcessorError: A row does not fit it.
         """
         if self._output is None or self._columns is None:
-            raise UsageError("typedOutput needs a tester with an outputStructType")
+            raise UsageError("typedOutput requires a tester with an outputStructType")
         return typed_rows(produced, self._columns, self._batch_id, timeZone)
 
     def sideOutput(self, name: str) -> list[Row]:
         """
-        Return what the processor emitted to a side output in the last micro-batch.
+        Return the rows that the processor emitted to a side output in the last micro-batch.
 
         Args:
             name: The side output.
@@ -315,7 +316,7 @@ class ProcessorTester:
         self, name: str, table: object, schema: StructType | str | None = None
     ) -> None:
         """
-        Set a broadcast table, which the micro-batches from now on see.
+        Set a broadcast table for the following micro-batches.
 
         Args:
             name: The table.
@@ -332,7 +333,7 @@ class ProcessorTester:
 
     def setProcessingTime(self, currentTimeMs: int) -> Any:
         """
-        Move processing time forward, and fire the timers that are due.
+        Advance processing time, and fire the due timers.
 
         Args:
             currentTimeMs: The new time in milliseconds; 0 at the beginning.
@@ -347,7 +348,7 @@ class ProcessorTester:
         return self.testNoData()
 
     def setWatermark(self, currentWatermarkMs: int) -> Any:
-        """Move the watermark forward, and fire the timers that are due; see `setProcessingTime`."""
+        """Advance the watermark, and fire the due timers; see `setProcessingTime`."""
         self._watermark_ms = self._moved("setWatermark", self._watermark_ms, currentWatermarkMs)
         self.handle.setWatermark(self._watermark_ms)
         return self._in_form(self._run([], []))
@@ -408,7 +409,7 @@ class ProcessorTester:
         return self._content(key).expiry
 
     def deleteState(self, stateName: str, key: object) -> None:
-        """Delete a state variable of *key*; raises `UsageError` if there is no such variable."""
+        """Delete a state variable of *key*; raise `UsageError` if it does not exist."""
         self.handle.setGroupingKey(key)
         self.handle.deleteState(stateName)
 
@@ -426,7 +427,7 @@ class ProcessorTester:
         return self._opened(values).place(values)
 
     def _is_whole_key(self, value: tuple[object, ...]) -> bool:
-        """Return whether a tuple has the values of all key columns."""
+        """Return whether a tuple contains the values of all key columns."""
         keys = self._keys
         if keys is None:
             return False
@@ -436,7 +437,7 @@ class ProcessorTester:
         return declared_by(self.processor, "tester", keys, parse_ddl, time_mode=self._time_mode)
 
     def _opened(self, first_key: Key) -> MemoryJob:
-        """Return the job, whose key has the types of the first key unless they were given."""
+        """Return the job; infer the key types from the first key unless they were set."""
         if self._memory_job is None:
             keys = self._keys
             if keys is None:
@@ -490,17 +491,17 @@ class ProcessorTester:
         mode = "EventTime" if method == "setWatermark" else "ProcessingTime"
         if self._time_mode != mode.lower():
             raise UnsupportedOperationError(
-                f"{method} needs the time mode {mode}; this is {self._time_mode}",
+                f"{method} requires the time mode {mode}; the tester uses {self._time_mode}",
                 condition="UNSUPPORTED_OPERATION",
             )
         if new <= old:
             raise WrongTimeError(
-                f"{method}: time moves forward; it is {old} ms, and {new} ms was given"
+                f"{method}: time cannot move backward; it is {old} ms, but got {new} ms"
             )
         return new
 
     def _in_form(self, produced: object) -> Any:
-        """Return rows unchanged, and frames joined."""
+        """Return rows unchanged, and join frames."""
         if not self._in_pandas:
             return produced
         import pandas as pd

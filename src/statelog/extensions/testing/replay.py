@@ -1,5 +1,5 @@
 """
-Replay what a key saw through a processor of today.
+Replay a key's recorded input through the current processor.
 
 Each recorded micro-batch is one step.  A step begins with the recorded state and timers of the key,
 at the recorded times, and runs the recorded rows and the timers that were due.  What comes out is
@@ -65,7 +65,7 @@ _METHODS: Final = ("handleExpiredTimer", "handleInitialState", "handleInputRows"
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """
-    What comes out of a step, and what was before it.
+    The result of a step, and the state before it.
 
     Args:
         state: State by variable, as `ProcessorTester.stateOf`.
@@ -83,7 +83,7 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """
-    Something that is not as it was recorded.
+    A difference from the recording.
 
     Args:
         what: "output", "timers", "error", or "state" and the name of a variable.
@@ -125,7 +125,7 @@ class ReplayedStep:
 
     @property
     def checkpoint_id(self) -> int:
-        """The checkpoint of the micro-batch; of a failure, the one it would have made."""
+        """The checkpoint of the micro-batch; for a failure, the one it would have created."""
         return self.recorded.task.checkpoint_id
 
 
@@ -139,7 +139,7 @@ def replay(
     storage_options: Mapping[str, object] | None = None,
 ) -> list[ReplayedStep]:
     """
-    Replay what a key saw through a processor of today, without a Spark session.
+    Replay a key's recorded input through the current processor, without Spark.
 
     Example:
         for step in replay("s3://bucket/jobs/totals", "c1", processor=Totals()):
@@ -174,9 +174,7 @@ def replay(
     unreadable: list[UnreadableAttachment] = []
     steps = recorded_steps(store, key, unreadable=unreadable, operator=operator, since=since)
     for recording in unreadable:
-        _log.warning(
-            "the recording %s is left out of the replay: %s", recording.path, recording.problem
-        )
+        _log.warning("the replay skips the recording %s: %s", recording.path, recording.problem)
     if processor is None:
         refuse_no_processor(steps[-1].task)
     if isinstance(processor, str):
@@ -193,7 +191,7 @@ def recorded_steps(
     since: CheckpointName | None = None,
 ) -> list[RecordedStep]:
     """
-    Return what was recorded of a key; arguments and errors: see `replay`.
+    Return a key's recorded steps; see `replay` for arguments and errors.
 
     *unreadable* receives the recordings that are left out.
     """
@@ -210,13 +208,13 @@ def recorded_steps(
             for recording in unreadable[:1]
         )
         raise UsageError(
-            f"{store.url} has no recording of the key {key!r:.200}{range_text}{gaps}. `statelog replay "
-            f"{store.url}` lists the recorded keys; the setting `record` chooses what is recorded"
+            f"{store.url} does not contain a recording of the key {key!r:.200}{range_text}{gaps}. `statelog replay "
+            f"{store.url}` lists the recorded keys; the setting `record` selects the keys to record"
         )
     names = dict.fromkeys(step.task.operator_id for step in steps)
     if len(names) > 1:
         raise UsageError(
-            f"the key {key!r:.200} was recorded at several operators: name one of "
+            f"the key {key!r:.200} was recorded by several operators: select one of "
             f"{', '.join(names)} (--operator)"
         )
     return steps
@@ -225,7 +223,7 @@ def recorded_steps(
 def _with_broadcasts(
     store: ObjectStore, steps: Sequence[RecordedStep], unreadable: list[UnreadableAttachment]
 ) -> Iterator[RecordedStep]:
-    """Yield steps with the broadcast tables that they saw, unless a table is missing."""
+    """Yield steps with the broadcast tables that they read, unless a table is missing."""
     tables: dict[str, pa.Table] = {}
     for step in steps:
         entries = step.task.broadcasts
@@ -258,7 +256,7 @@ def replay_step(
         replayed = _Replay(processor, step, row_format_of(step))
     except CheckpointError as error:
         raise CheckpointError(
-            f"the processor cannot begin with the recorded state: {error}", reason="incompatible"
+            f"the processor cannot start with the recorded state: {error}", reason="incompatible"
         ) from error
     before = replayed.result(step.before)
     result: StepResult | None = None
@@ -287,7 +285,7 @@ def replay_step(
 
 class _CheckedRun(ProcessorRun):
     """
-    A run that ends the call of rows that do not fit.
+    A run that ends a call whose rows do not fit.
 
     It checks what a call changed before what it yielded, as `IsolatingRun` does.
     """
@@ -324,7 +322,7 @@ class _Replay:
         stored = step.schema
         mode = step.task.time_mode
         if mode not in TIME_MODES:
-            raise CorruptionError(f"a recording has the time mode {mode!r:.100}")
+            raise CorruptionError(f"a recording contains the invalid time mode {mode!r:.100}")
         declared = declared_by(
             processor, stored.operator_id, stored.key_schema, parse_ddl, time_mode=mode
         )
@@ -342,12 +340,12 @@ class _Replay:
         return cells_in(self._memory_job.codec, self._step.task.schema, table)[0]
 
     def result(self, state: pa.Table | Cells, output: Sequence[Row] = ()) -> StepResult:
-        """Return a result, by the cells of the key or by one row of a recorded table."""
+        """Return a result, from the key's cells or from one row of a recorded table."""
         cells = self._cells(state) if isinstance(state, pa.Table) else state
         return StepResult(*content_of(self._memory_job.codec, cells, self._now_ms), output)
 
     def run(self) -> StepResult:
-        """Run the step and return what comes out."""
+        """Run the step and return its result."""
         step = self._step
         task = self._step.task
         rows = self._input(step.input, task.key_positions, task.first_input)
@@ -364,7 +362,7 @@ class _Replay:
         return self.result(self._memory_job.cells(self._place), output)
 
     def _input(self, table: pa.Table, keys: tuple[int, ...], first: int) -> KeyedInput:
-        """Return recorded rows as the input of a task, which begins with the key group."""
+        """Convert recorded rows to a task's input, which starts with the key group."""
         read = self._row_format.input(InputLayout(keys, first), self._memory_job.codec.key)
         groups = pa.array([self._place[0]] * table.num_rows, pa.int32())
         read.read(table.set_column(0, INPUT_KEY_GROUP_COLUMN, groups).to_batches())
@@ -384,7 +382,7 @@ def row_format_of(step: RecordedStep) -> RowFormat:
         return PandasRowFormat(PandasSettings(**settings), columns)
     except (KeyError, TypeError, ValueError, PySparkException) as error:
         raise CorruptionError(
-            f"the settings of frames in a recording are not valid: {error!r:.300}"
+            f"the frame settings in a recording are not valid: {error!r:.300}"
         ) from error
 
 
@@ -443,7 +441,7 @@ def _is_of_same_kind(recorded: Failure, failed: ProcessorError) -> bool:
 
 
 def same(recorded: object, other: object) -> bool:
-    """Return whether two values are equal; a NaN equals a NaN."""
+    """Return whether two values are equal; NaN equals NaN."""
     if isinstance(recorded, float) and isinstance(other, float) and recorded != recorded:
         return other != other
     if isinstance(recorded, Mapping) and isinstance(other, Mapping):

@@ -34,7 +34,7 @@ INITIAL: Final = InitialLayout(InputLayout((), 1), (), ())
 
 
 class GivenFormat:
-    """A row format whose input is made before the task."""
+    """A row format whose input is created before the task."""
 
     def __init__(
         self, plain: RowFormat, rows: KeyedInput, initial: KeyedInput | None = None
@@ -73,18 +73,18 @@ class GivenRows:
         return sorted(self._by_group)
 
     def table_keys(self, key_group: int) -> list[Key]:
-        """Return the keys as tables hold them."""
+        """Return the keys as tables store them."""
         return list(self._by_group.get(key_group, {}))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
-        """Yield each key, in both its forms, and its rows."""
+        """Yield each key in both its forms, with its rows."""
         for key, (user_key, rows) in self._by_group.get(key_group, {}).items():
             yield key, user_key, iter(rows)
 
 
 class CollectedOutput(GivenFormat):
     """
-    A `GivenFormat` that collects what the processor yields as it is.
+    A `GivenFormat` that collects the processor's results unchanged.
 
     Attributes: `produced`: what the processor yielded.
     """
@@ -112,7 +112,7 @@ class CollectedOutput(GivenFormat):
         return len(self.items)
 
     def extend(self, produced: Iterable[RowLike]) -> None:
-        """Run one call's generator, and take what it yields; frames are copied, as in a task."""
+        """Run one call's generator, and collect its results; copy frames, as in a task."""
         self.items += (item.copy() if is_frame(item) else item for item in produced)
 
     def batch(self) -> pa.RecordBatch:
@@ -124,18 +124,18 @@ class CollectedOutput(GivenFormat):
         return pa.RecordBatch.from_arrays([], names=[])
 
     def clear(self) -> None:
-        """Hand the items over."""
+        """Return the items."""
         self.produced += self.items
         self.items.clear()
 
 
 def is_frame(item: object) -> TypeGuard[pd.DataFrame]:
-    """Return whether an item is a frame of pandas."""
+    """Return whether an item is a pandas frame."""
     return hasattr(item, "iloc")
 
 
 def typed_rows(produced: object, columns: StructType, batch_id: int, timezone: str) -> list[Row]:
-    """Return what a processor yielded as rows of the output's types."""
+    """Convert a processor's results to rows of the output's types."""
     items = produced if isinstance(produced, list) else [produced]
     in_pandas = items is not produced or any(map(is_frame, items))
     row_format = format_of(in_pandas=in_pandas, timezone=timezone, columns=columns)
@@ -157,12 +157,12 @@ def format_of(
 
 def rows_as(schema: StructType, rows: object, name: str) -> pa.Table:
     """
-    Return a list of Rows or dicts as a table of a schema.
+    Convert a list of Rows or dicts to a table with a schema.
 
     Raises `UsageError` if it does not fit.
     """
     if not isinstance(rows, list | tuple):
-        raise UsageError(f"a schema needs a list of Rows or dicts, not {type(rows).__name__}")
+        raise UsageError(f"a schema requires a list of Rows or dicts, not {type(rows).__name__}")
     listed = [row.asDict(recursive=True) if isinstance(row, Row) else row for row in rows]
     try:
         return pa.Table.from_pylist(listed, schema=arrow_schema(schema))

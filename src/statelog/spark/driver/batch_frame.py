@@ -1,5 +1,5 @@
 """
-Run a stateful operator over a batch frame, without keeping its state.
+Run a stateful operator over a batch frame, and discard its state.
 
 The processor runs as in a stream, but its state exists in the task only: there is no store, no
 changelog and no checkpoint.
@@ -82,7 +82,7 @@ def _reporting_task(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFrameSpec:
     """
-    The instructions for the tasks over the partitions of a batch frame.
+    The instructions for the tasks of a batch frame.
 
     Args:
         context: The only batch, for the processor.
@@ -102,7 +102,7 @@ class BatchFrameSpec:
 
 
 def batch_task(spec: BatchFrameSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run the processor over one partition, beginning with empty state."""
+    """Run the processor over one partition, starting with empty state."""
     with contextlib.closing(SpillFile(spec.backend.folder)) as file:
         yield from _outputs(spec, batches, file)
 

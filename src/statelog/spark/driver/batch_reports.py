@@ -1,5 +1,5 @@
 """
-Report each micro-batch: log line, callback, metrics, and a warning of skew.
+Report each micro-batch: log line, callback, metrics, and a warning about skew.
 
 The figures of the tasks are combined here.
 """
@@ -59,7 +59,7 @@ def figures_of(
 def _combined(
     counted: Iterable[Mapping[str, FigureValue]], declared: Mapping[str, Figure]
 ) -> _Figures:
-    """Return the figures that several tasks, or operators, counted."""
+    """Combine the figures that several tasks or operators counted."""
     columns = defaultdict[str, list[FigureValue]](list)
     for figures in counted:
         for name, value in figures.items():
@@ -68,7 +68,7 @@ def _combined(
 
 
 def _folded(name: str, figure: Figure | None, values: Sequence[FigureValue]) -> FigureValue:
-    """Return several values of a figure as one."""
+    """Combine several values of a figure."""
     if figure is None or figure.kind is FigureKind.DRIVER:
         raise InvariantError(f"a task counted {name!r}, which is not a figure of tasks")
     # A figure is a number, or numbers by name, such as milliseconds by phase.
@@ -85,7 +85,7 @@ def _folded(name: str, figure: Figure | None, values: Sequence[FigureValue]) -> 
 
 
 def _of_uploads(entries: Iterable[tuple[str, float]]) -> _Figures:
-    """Return the figures of what the workers recorded of their uploads."""
+    """Return the figures that the workers recorded about their uploads."""
     recorded = defaultdict[str, list[float]](list)
     for name, value in entries:
         recorded[name].append(value)
@@ -100,7 +100,7 @@ _WORK: Final = ("input", "process", "output", "append", "stage")
 
 
 def batch_cost(acks: Sequence[TaskAck], size: int | None) -> BatchCost:
-    """Return the cost of a micro-batch, from the answers of its tasks."""
+    """Return the cost of a micro-batch, from its tasks' results."""
     waits = [ack.milliseconds("wait") for ack in acks]
     return BatchCost(
         tasks=len(acks),
@@ -117,7 +117,7 @@ _AFTER: Final = ("commit", "deliver", "clean_up")
 
 
 def after_commit(watch: Stopwatch) -> dict[str, int]:
-    """Return the phases from the commit on, for the record of the next micro-batch."""
+    """Return the phases that start with the commit, for the next micro-batch's record."""
     return {phase: round(ms) for phase, ms in watch.milliseconds.items() if phase in _AFTER}
 
 
@@ -152,17 +152,17 @@ def largest_keys(acks: Sequence[TaskAck]) -> list[LargeKey]:
 
 
 def skew_warning(groups: Sequence[LargeKeyGroup], keys: Sequence[LargeKey]) -> str:
-    """Return a warning of a dominating key or key group, or ""."""
+    """Return a warning about a dominating key or key group, or ""."""
     if not groups or groups[0]["rows"] < MIN_LARGE_ROWS:
         return ""
     if keys and keys[0]["share"] >= DOMINATING_SHARE:
         return (
-            f"key {keys[0]['key']} has {keys[0]['share']:.0%} of the rows; the rows of one key "
+            f"key {keys[0]['key']} receives {keys[0]['share']:.0%} of the rows; the rows of one key "
             "always go to one task, so more tasks do not help"
         )
     if groups[0]["share"] >= DOMINATING_SHARE:
         return (
-            f"key group {groups[0]['key_group']} has {groups[0]['share']:.0%} of the rows, "
+            f"key group {groups[0]['key_group']} receives {groups[0]['share']:.0%} of the rows, "
             "which always go to one task"
         )
     return ""
@@ -186,7 +186,7 @@ class BatchReports:
         """The figures of the newest micro-batch; None while it runs, or if it had no effect."""
 
     def begin(self) -> None:
-        """Forget the figures of the micro-batch before."""
+        """Discard the figures of the previous micro-batch."""
         self.current = None
 
     def committed(
@@ -196,7 +196,7 @@ class BatchReports:
         figures: BatchFigures,
         acks: Sequence[TaskAck],
     ) -> None:
-        """Report a micro-batch that was committed and delivered."""
+        """Report a committed and delivered micro-batch."""
         # What the driver repeated; the tasks have counted their own.
         repeated = self._repeated.take()
         all_requests = figures.repeated_requests + repeated
@@ -212,15 +212,15 @@ class BatchReports:
         self._emit(progress)
 
     def _warn_of_skew(self, progress: BatchProgress) -> None:
-        """Warn of a dominating key or key group, once for each and not in every micro-batch."""
+        """Warn about a dominating key or key group, once for each."""
         warning = skew_warning(progress.largest_key_groups, progress.largest_keys)
-        subject = warning.partition(" has ")[0]
+        subject = warning.partition(" receives ")[0]
         if warning and subject != self._last_warning:
             self._last_warning = subject
             _log.warning("the load of batch %d is uneven: %s", progress.batch_id, warning)
 
     def _measure(self, progress: BatchProgress, acks: Sequence[TaskAck], repeated: int) -> None:
-        """Bring the metrics up to date."""
+        """Update the metrics."""
         self._metrics.count(REPEATED_REQUESTS, repeated)
         for ack in acks:
             add_entries(self._metrics, ack.uploads)

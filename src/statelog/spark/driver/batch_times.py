@@ -62,7 +62,7 @@ class BatchTimes:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the batch certainly has no new input."""
+        """Whether the batch certainly does not have new input."""
         return self.position is not None and self.position == self.position_before
 
     def not_before(self, watermark_ms: int) -> BatchTimes:
@@ -96,7 +96,7 @@ class QueryTimes:
         self._last: tuple[int, OffsetEntry] | None = None
 
     def query_id(self) -> str:
-        """Return Spark's id of the query; "" before it ran for the first time."""
+        """Return Spark's id of the query; "" before its first run."""
         if not self._query_id:
             self._query_id = recorded_query_id(self._files)
         return self._query_id
@@ -106,7 +106,7 @@ class QueryTimes:
         entry = read_offsets(self._files, batch_id)
         if entry is None:
             raise StatelogError(
-                f"the offset log in {self._files.url} has no entry for batch {batch_id}, which is "
+                f"the offset log in {self._files.url} does not contain an entry for batch {batch_id}, which is "
                 "running"
             )
         before = None
@@ -161,7 +161,7 @@ class QueryTimes:
         return self._files.url
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
-        """Read the entries of *logs* in the logs of the sources again."""
+        """Read the source log entries of *logs* again."""
         return [
             SourceLog(
                 source=log.source,
@@ -174,18 +174,18 @@ class QueryTimes:
         ]
 
     def is_planned(self, batch_id: int) -> bool:
-        """Return whether the checkpointLocation has the offsets of a micro-batch now."""
+        """Return whether the checkpointLocation now contains a micro-batch's offsets."""
         return self._files.read(f"{OFFSETS}/{batch_id}") is not None
 
     def _of_user(self, entry: OffsetEntry) -> tuple[str | None, ...] | None:
-        """Return the offsets of the user's sources; None where they have no order."""
+        """Return the offsets of the user's sources; None if they have no order."""
         if entry.offsets is None:
             return None
         # statelog's source is always the last one.
         return entry.offsets[: len(entry.offsets) - self._own_sources]
 
     def _folders_of(self, offsets: tuple[str | None, ...]) -> tuple[str, ...]:
-        """Return the name of the log of each of the user's sources; none if they are unknown."""
+        """Return the log name of each of the user's sources; empty if the sources are unknown."""
         if not self._folders:
             if self._log_folders is not None:
                 self._folders = tuple(map(str, self._log_folders()[: len(offsets)]))
@@ -196,7 +196,7 @@ class QueryTimes:
 
 def _written_folders(files: QueryFiles, offsets: tuple[str | None, ...]) -> tuple[str, ...]:
     """
-    Return the names of the sources' logs where the files show them.
+    Return the names of the source logs, if the files show them.
 
     Spark numbers the sources in their order, and gives a source that is used twice one number.
     """

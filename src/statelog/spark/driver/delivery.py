@@ -47,7 +47,7 @@ from statelog.store import open_location
 
 class TaskRunner:
     """
-    Runs the tasks of one query whose answers have their rows.
+    Runs the tasks of a query whose results contain their rows.
 
     Thread: Spark's thread of the query.
     """
@@ -57,7 +57,7 @@ class TaskRunner:
         self._batches = ArrowBatches()
 
     def collect_acks(self, rows: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-        """Run all tasks of a staged micro-batch, and return their answers."""
+        """Run all tasks of a staged micro-batch, and return their results."""
         columns = columns_of(spec)
         # One Spark job: the rows of the partitions in, one answer for each task out.
         frame = self._python.frame(
@@ -68,12 +68,12 @@ class TaskRunner:
 
 
 def columns_of(spec: TaskSpec) -> Hashable:
-    """Return what tells inputs of other columns apart, within one query."""
+    """Return an id that distinguishes inputs with different columns within one query."""
     return spec.state.operator, spec.rows.is_read, spec.rows.initial is None
 
 
 def _collected(frame: DataFrame) -> Iterator[bytes]:
-    """Yield the values of the one column of a frame."""
+    """Yield the values of a frame's only column."""
     if is_connect(frame):
         yield from frame.toArrow().column(0).to_pylist()
         return
@@ -84,7 +84,7 @@ def _collected(frame: DataFrame) -> Iterator[bytes]:
 
 def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
     """
-    Return one answer per task, the last.
+    Return the last result of each task.
 
     A frame that is evaluated twice, or a stage that runs again, gives several answers of a task.
     Each of them is complete, and any one may be committed.
@@ -115,7 +115,7 @@ class CommittedRows(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the rows."""
+        """Size of the rows in bytes."""
         return len(self.section or b"") + sum(file.size_bytes for file in self.files)
 
 
@@ -123,10 +123,10 @@ class OutputDelivery(Protocol):
     """Delivers the output rows of micro-batches to the sink of one query."""
 
     is_staged: bool
-    """Whether tasks answer with their rows, so that they are committed with the state."""
+    """Whether tasks return their rows, so that they are committed with the state."""
 
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-        """Run all tasks and return their answers, one for each task."""
+        """Run all tasks and return their results, one per task."""
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
         """Return the rows to commit with the state."""
@@ -143,7 +143,7 @@ class OutputDelivery(Protocol):
 # Staged: rows that are committed with the state.
 
 OUTPUT_SECTION = b"OUTP"
-"""Trailer section of `_metadata` that holds staged rows: a msgpack list of Arrow IPC streams."""
+"""Trailer section of `_metadata` that contains staged rows: a msgpack list of Arrow IPC streams."""
 
 SectionOf = Callable[[int, bytes], bytes | None]
 """Reads a trailer section of a checkpoint."""
@@ -161,7 +161,7 @@ class StagedDelivery:
         self._runner = TaskRunner()
 
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-        """Run all tasks and return their answers, which contain the rows."""
+        """Run all tasks and return their results, which contain the rows."""
         return self._runner.collect_acks(partitioned, spec)
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
@@ -209,7 +209,7 @@ _LOCAL_ROWS = "spark.sql.execution.arrow.localRelationThreshold"
 
 
 def inline_rows(acks: Sequence[TaskAck]) -> list[bytes]:
-    """Return the rows in the answers, as Arrow IPC streams."""
+    """Return the rows in the results, as Arrow IPC streams."""
     return [ack.output.staged for ack in acks if isinstance(ack.output.staged, bytes)]
 
 
@@ -223,7 +223,7 @@ def frame_of_rows(
     *,
     what: str,
 ) -> DataFrame:
-    """Return staged rows of one micro-batch as a frame."""
+    """Return the staged rows of one micro-batch as a frame."""
     # Rows in the answers were committed with the checkpoint, and are in memory already.
     tables = [committed_rows(stream, arrow, what) for stream in inline]
     table = pa.concat_tables(tables) if tables else arrow.empty_table()
@@ -263,7 +263,7 @@ def _read_rows(
 
 def committed_rows(data: bytes | memoryview, columns: pa.Schema, what: str) -> pa.Table:
     """
-    Return committed rows in the columns that the query has now, which are found by name.
+    Convert committed rows to the query's current columns, matched by name.
 
     The rows were committed with the columns that the query had then.  A column that was added since
     is null, and one that was removed is left out.
@@ -309,8 +309,8 @@ def _same_names(left: pa.DataType, right: pa.DataType) -> bool:
 def _other_columns(committed: pa.Schema, now: pa.Schema, what: str) -> UsageError:
     return UsageError(
         f"{what} was committed and must still be delivered: its rows have the columns "
-        f"({_columns(committed)}), and the query now has ({_columns(now)}). Start the query once with the "
-        "columns before, which delivers the rows, and change the columns after that"
+        f"({_columns(committed)}), but the query now has ({_columns(now)}). Start the query once with the "
+        "old columns, which delivers the rows, and change the columns afterwards"
     )
 
 
@@ -335,21 +335,21 @@ def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) 
 
 
 class _AckParam(AccumulatorParam[list[TaskAck]]):
-    """An accumulator for the answers of tasks."""
+    """An accumulator for the results of tasks."""
 
     def zero(self, value: list[TaskAck]) -> list[TaskAck]:
         """Return the empty list."""
         return []
 
     def addInPlace(self, value1: list[TaskAck], value2: list[TaskAck]) -> list[TaskAck]:
-        """Return both lists as one."""
+        """Concatenate both lists."""
         value1.extend(value2)
         return value1
 
 
 class DirectDelivery:
     """
-    Gives the sink a frame whose evaluation runs the tasks.
+    Passes the sink a frame that runs the tasks when it is evaluated.
 
     It has the rows when `run` returns.
     """
@@ -362,7 +362,7 @@ class DirectDelivery:
         self._sink = sink
 
     def run(self, partitioned: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-        """Call the sink, which evaluates the tasks, and return their answers."""
+        """Call the sink, which runs the tasks, and return their results."""
         answers = partitioned.sparkSession.sparkContext.accumulator([], _AckParam())
         task = partial(direct_task, spec, answers)
         columns = columns_of(spec)
@@ -394,7 +394,7 @@ class DirectDelivery:
 
 
 def deliveries(query: Query, sink: Sink, section_of: SectionOf) -> dict[Delivery, OutputDelivery]:
-    """Return all deliveries, because a replayed batch may need another one."""
+    """Return all deliveries, because a replayed batch may need a different one."""
     return {
         Delivery.STAGED: StagedDelivery(query, sink, section_of),
         Delivery.DIRECT: DirectDelivery(query, sink),

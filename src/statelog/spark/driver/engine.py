@@ -1,5 +1,5 @@
 """
-Run the micro-batches of a query: each of them makes one checkpoint.
+Run a query's micro-batches, each of which creates one checkpoint.
 
 For each micro-batch: trigger a checkpoint, run the tasks of each operator, take their answers,
 commit, deliver.  The commit is one put-if-absent of `chk-<id>/_metadata`; everything before it can
@@ -45,7 +45,7 @@ from statelog.spark.worker.protocol import TaskAck
 
 
 class MicroBatchEngine:
-    """Runs the micro-batches of one query; the function given to `foreachBatch`."""
+    """Runs the micro-batches of one query, as the function for `foreachBatch`."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class MicroBatchEngine:
         return self._location.state.next_due_ms
 
     def has_run(self) -> bool:
-        """Return whether this run has had a micro-batch."""
+        """Return whether this run has processed a micro-batch."""
         return self._has_run
 
     def progress(self) -> BatchProgress | None:
@@ -115,7 +115,7 @@ class MicroBatchEngine:
         return self._reports.current
 
     def close(self) -> None:
-        """Delete what waits for the clean-up, after the end of the query; may be called again."""
+        """Delete remaining garbage after the end of the query; may be called again."""
         self._is_closed = True  # before the look: a micro-batch looks in the opposite order
         if self._location.epoch is not None and not self._is_processing:
             self._location.clean_up.finish()
@@ -188,7 +188,7 @@ class MicroBatchEngine:
 
     def _decide(self, frame: DataFrame, batch_id: int) -> tuple[BatchTimes, str] | None:
         """
-        Claim the location in the first micro-batch of a run; deliver what was committed before.
+        Claim the location in a run's first micro-batch; deliver earlier commits.
 
         Returns:
             The times of the micro-batch, and Spark's id of the query; None if nothing is to run.
@@ -220,7 +220,7 @@ class MicroBatchEngine:
     def _begin(
         self, frame: DataFrame, batch_id: int, times: BatchTimes, query_id: str
     ) -> MicroBatch:
-        """Choose the tasks of all operators, and begin the checkpoint."""
+        """Choose the tasks of all operators, and start the checkpoint."""
         ranges = [operator.ranges(frame, times) for operator in self._operators]
         every = [*chain(*ranges)]
         # No commit for a snapshot alone, and no retry of a failing store in each no-data batch.
@@ -235,7 +235,7 @@ class MicroBatchEngine:
         return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id)
 
     def _run(self, frame: DataFrame, batch: MicroBatch, watch: Stopwatch) -> list[list[TaskAck]]:
-        """Run the operators one after the other, and return the answers of their tasks."""
+        """Run the operators one after the other, and return their tasks' results."""
         answers: list[list[TaskAck]] = []
         upstream: list[TaskAck] = []
         last = self._operators[-1]
@@ -305,7 +305,7 @@ class MicroBatchEngine:
         operators: Sequence[OperatorRecord],
         figures: BatchFigures,
     ) -> BatchRecord:
-        """Return what the checkpoint says of the micro-batch."""
+        """Return the micro-batch's record for the checkpoint."""
         times = batch.times
         timeline = self._coordinator.timeline
         retries = {
@@ -336,7 +336,7 @@ class MicroBatchEngine:
         )
 
     def _decline_idle(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
-        """Give up the checkpoint of a no-data batch that changed nothing."""
+        """Abandon the checkpoint of a no-data batch that changed nothing."""
         self._location.snapshots.aborted(batch.snapshots)
         self._coordinator.decline(batch.checkpoint_id, "the micro-batch had no effect")
         for index, acks in enumerate(answers):
@@ -350,7 +350,7 @@ class MicroBatchEngine:
         completed: CompletedCheckpoint,
         record: BatchRecord,
     ) -> None:
-        """Make what was committed the base of the next micro-batch."""
+        """Make the committed checkpoint the base of the next micro-batch."""
         for operator, acks in zip(self._operators, answers, strict=True):
             operator.unnamed_output.committed(batch.batch_id, acks)
             if not batch.times.is_idle:  # a no-data batch does not predict the cost of rows
@@ -361,7 +361,7 @@ class MicroBatchEngine:
         self._extensions.committed(answers)
 
     def _clean_up(self, answers: Sequence[Sequence[TaskAck]]) -> None:
-        """Delete the rows between operators, and begin the clean-up that is due."""
+        """Delete the rows between operators, and start any clean-up that is due."""
         self._location.clean_up.delete(
             [file.path for ack in chain(*answers[:-1]) for file in ack.output.files]
         )
@@ -387,7 +387,7 @@ class MicroBatchEngine:
         self._reports.committed(batch.batch_id, batch.checkpoint_id, figures, [*chain(*answers)])
 
     def _deliver_again(self, frame: DataFrame, batch_id: int) -> None:
-        """Deliver a committed batch again, with its own delivery."""
+        """Deliver a committed batch again, with its original delivery mode."""
         watch = Stopwatch()
         base = self._location.state.base
         record = self._location.state.record
@@ -408,6 +408,6 @@ class MicroBatchEngine:
 
 
 def _has_effect(ack: TaskAck) -> bool:
-    """Return whether a task read rows, changed state, or answered with rows or for an extension."""
+    """Return whether a task read rows, changed state, or returned any results."""
     wrote = ack.changes.log is not None or ack.changes.snapshot is not None or bool(ack.extras)
     return wrote or ack.count("rows") > 0 or ack.count("output_rows") > 0

@@ -1,5 +1,5 @@
 """
-The seam of an extension on the driver.
+The driver's interface for extensions.
 
 An extension adds to micro-batches what the engine does not know by name.  The engine calls all of
 them at the same points of a micro-batch, in the order of `spark.extension_table`:
@@ -45,12 +45,12 @@ from statelog.spark.worker.protocol import TaskAck, part_of
 from statelog.store import ObjectStore
 
 Answers: TypeAlias = Mapping[str, Sequence[TaskAck]]
-"""The answers of the tasks of a micro-batch, by operator."""
+"""The task results of a micro-batch, by operator."""
 
 
 class BatchStart(NamedTuple):
     """
-    A micro-batch that begins.
+    A micro-batch that is starting.
 
     Args:
         batch_id: Spark's id of it.
@@ -66,14 +66,14 @@ class BatchStart(NamedTuple):
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        """The attachments of the checkpoint before, of all kinds."""
+        """The previous checkpoint's attachments of all kinds."""
         return () if self.record is None else self.record.attachments
 
 
 @dataclass(frozen=True, slots=True)
 class DriverContext:
     """
-    What an extension is made of.
+    The tools that an extension is built from.
 
     Args:
         query: The query.
@@ -93,7 +93,7 @@ class DriverContext:
 
 class DriverExtension(Protocol):
     """
-    The half of an extension on the driver, for one run of a query.
+    The driver half of an extension, for one run of a query.
 
     What a class leaves out does nothing.
 
@@ -107,11 +107,11 @@ class DriverExtension(Protocol):
     figures: ClassVar[Mapping[str, Figure]] = {}
 
     def begin(self, start: BatchStart) -> None:
-        """Begin a micro-batch."""
+        """Start a micro-batch."""
 
     def task_part(self, operator: int, tasks: int) -> object | None:
         """
-        Return what the tasks of an operator get; None for nothing.
+        Return the part for an operator's tasks; None for no part.
 
         Args:
             operator: The position of the operator in the query.
@@ -123,7 +123,7 @@ class DriverExtension(Protocol):
         self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
     ) -> Sequence[Attachment]:
         """
-        Write what a micro-batch attaches, and return what its checkpoint names of this extension.
+        Write a micro-batch's attachments, and return the ones that its checkpoint references.
 
         Args:
             start: The micro-batch.
@@ -139,10 +139,10 @@ class DriverExtension(Protocol):
         return ()
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Handle the commit of the micro-batch of the last call of `attachments`."""
+        """Handle the commit of the micro-batch of the last `attachments` call."""
 
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
-        """Deliver what the tasks of a committed micro-batch answered."""
+        """Deliver the task results of a committed micro-batch."""
 
     def deliver_again(self, frame: DataFrame, record: BatchRecord) -> None:
         """Deliver a micro-batch that an earlier run committed."""
@@ -150,7 +150,7 @@ class DriverExtension(Protocol):
 
 class AttachingExtension(DriverExtension):
     """
-    An extension whose tasks add to attachments: they answer with a tuple of `Addition`.
+    An extension whose tasks add to attachments by returning a tuple of `Addition`.
 
     Args:
         settings: The settings of the query.
@@ -166,11 +166,11 @@ class AttachingExtension(DriverExtension):
         """Return how the attachments are written, joined and kept."""
 
     def additions(self, ack: TaskAck) -> Sequence[Addition]:
-        """Return what a task adds."""
+        """Return the additions of a task."""
         return part_of(ack.extras, self.name, tuple) or ()
 
     def added(self, answers: Answers) -> list[Addition]:
-        """Return what all tasks add."""
+        """Return the additions of all tasks."""
         return [*chain(*(self.additions(ack) for ack in chain(*answers.values())))]
 
     def attachments(
@@ -188,7 +188,7 @@ class AttachingExtension(DriverExtension):
 
 class DriverExtensions:
     """
-    The extensions of one run of a query, in their order.
+    The extensions of one run of a query, in order.
 
     Args:
         extensions: The extensions.
@@ -206,20 +206,20 @@ class DriverExtensions:
         }
 
     def begin(self, start: BatchStart) -> None:
-        """Begin a micro-batch."""
+        """Start a micro-batch."""
         self._start = start
         for extension in self._extensions:
             extension.begin(start)
 
     def task_parts(self, operator: int, tasks: int) -> dict[str, object]:
-        """Return what the tasks of an operator get; see `DriverExtension.task_part`."""
+        """Return the parts for an operator's tasks; see `DriverExtension.task_part`."""
         parts = {
             extension.name: extension.task_part(operator, tasks) for extension in self._extensions
         }
         return {name: part for name, part in parts.items() if part is not None}
 
     def attachments(self, answers: Sequence[Sequence[TaskAck]]) -> tuple[Attachment, ...]:
-        """Write what the micro-batch attaches, and return what its checkpoint names."""
+        """Write the micro-batch's attachments, and return those that its checkpoint references."""
         attached: list[Attachment] = []
         by_operator = self._by_operator(answers)
         now_ms = wall_clock_ms()
@@ -229,13 +229,13 @@ class DriverExtensions:
         return tuple(attached)
 
     def committed(self, answers: Sequence[Sequence[TaskAck]]) -> None:
-        """Tell all extensions that the micro-batch is committed."""
+        """Notify all extensions that the micro-batch is committed."""
         acks = [*chain(*answers)]
         for extension in self._extensions:
             extension.committed(self._start.batch_id, acks)
 
     def deliver(self, frame: DataFrame, answers: Sequence[Sequence[TaskAck]]) -> None:
-        """Deliver what the tasks of the committed micro-batch answered."""
+        """Deliver the task results of the committed micro-batch."""
         by_operator = self._by_operator(answers)
         for extension in self._extensions:
             extension.deliver(frame, self._start.batch_id, by_operator)
@@ -250,14 +250,14 @@ class DriverExtensions:
 
 
 def driver_extensions(context: DriverContext) -> DriverExtensions:
-    """Return the halves on the driver of all extensions, for one run of a query."""
+    """Return the driver halves of all extensions, for one run of a query."""
     operators = [operator.schema.operator_id for operator in context.query.operators]
     return DriverExtensions([loaded(row.driver, type)(context) for row in EXTENSIONS], operators)
 
 
 class LocationObjects:
     """
-    Writes objects of a state location from the driver, by the policy of the tasks.
+    Writes objects of a state location from the driver, with the tasks' retry policy.
 
     Args:
         store: The location.
@@ -270,7 +270,7 @@ class LocationObjects:
 
     def put(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
         """
-        Write an object, whose path is made of a unique name.
+        Write an object; its path is built from a unique name.
 
         Blocks: On the store.
         """

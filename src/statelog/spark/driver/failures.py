@@ -49,7 +49,7 @@ def query_stopped() -> QueryStopped:
 
 
 def is_interruption(error: Exception) -> bool:
-    """Return whether an error may be of a query that was stopped."""
+    """Return whether a stopped query may have caused an error."""
     text = str(error)
     return any(marker in text for marker in _STOP_MARKERS)
 
@@ -64,8 +64,8 @@ def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> Statel
     cancelled = _CANCELLED.search(text)
     if cancelled is not None:
         return UnavailableError(
-            f"batch {batch_id} was not finished, because a Spark job of it was cancelled, and not by "
-            f"the query's stop(): {cancelled.group(1)}. Nothing is lost: start the query again, and it "
+            f"batch {batch_id} was not finished, because one of its Spark jobs was cancelled, but not by "
+            f"the query's stop(): {cancelled.group(1)}. Nothing is lost: start the query again; it "
             "repeats this batch",
             batch_id=batch_id,
         )
@@ -73,16 +73,16 @@ def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> Statel
         return None
     return ProcessorError(
         f"a Python worker ended while {type(processor).__name__} processed batch {batch_id}, so its "
-        "key is unknown: native code crashed, or the system killed the worker, most often for lack "
-        "of memory. Nothing of this batch was committed; the state is as before it. Read the logs "
-        "of the worker and of the host; spark.python.worker.faulthandler.enabled=true shows "
+        "key is unknown: native code crashed, or the system killed the worker, usually for lack "
+        "of memory. Nothing of this batch was committed; the state is unchanged. Read the logs "
+        "of the worker and the host; spark.python.worker.faulthandler.enabled=true shows "
         "where native code crashes",
         batch_id=batch_id,
     )
 
 
 def reported_in(text: str, **facts: Fact) -> StatelogError | None:
-    """Return the error that another process reported in the text of Spark's error, or None."""
+    """Return the error that a different process reported inside Spark's error text, or None."""
     report = _REPORT.search(text)
     if report is None:
         return None

@@ -37,7 +37,7 @@ def has_no_data_source(
     setting: bool | None, operators: Sequence[OperatorDefinition], files: QueryFiles
 ) -> bool:
     """
-    Return whether the query has a source for no-data batches.
+    Return whether the query needs a source for no-data batches.
 
     A query that ran before stays as it is; a new one has the source where it may have timers.
     """
@@ -53,9 +53,9 @@ def has_no_data_source(
     has_source = recorded == sources + 1
     if setting is not None and setting != has_source:
         raise UsageError(
-            f"noDataBatches={setting}, but the query in {files.url} began "
-            f"{'with' if has_source else 'without'} them, and Spark cannot change the sources of a "
-            "query. Remove noDataBatches, or continue with a new checkpointLocation, the same "
+            f"noDataBatches={setting}, but the query in {files.url} started "
+            f"{'with' if has_source else 'without'} them. Spark cannot change the sources of a "
+            "query: remove noDataBatches, or continue with a new checkpointLocation, the same "
             "stateLocation and adopt=True"
         )
     return has_source
@@ -64,7 +64,7 @@ def has_no_data_source(
 def can_skip_batch(
     operators: Sequence[OperatorDefinition], record: BatchRecord | None, times: BatchTimes
 ) -> bool:
-    """Return whether a micro-batch needs no Spark job and no commit."""
+    """Return whether a micro-batch needs neither a Spark job nor a commit."""
     if not times.is_idle or not all(operator.plan.is_stateless for operator in operators):
         return False
     # Before the first commit a no-data batch matters only if it begins with state to write.
@@ -101,7 +101,7 @@ class NoDataDecision:
         is_first: bool = True,
     ) -> bool:
         """
-        Return whether the micro-batch of this trigger is due without data too.
+        Return whether this trigger's micro-batch is due even without data.
 
         In event time it is due as on Spark, once for each advance of the watermark: this batch's
         watermark decides which rows of the next one are late, whether or not a timer fires.

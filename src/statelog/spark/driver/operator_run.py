@@ -47,7 +47,7 @@ _MOST_NAMES: Final = 10
 
 class UnnamedOutput:
     """
-    Warns once of an operator whose rows leave output columns out.
+    Warns once about an operator whose rows omit output columns.
 
     The first micro-batch with output rows decides.
     """
@@ -57,7 +57,7 @@ class UnnamedOutput:
         self._is_decided = False
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Warn of output columns that no row of a committed micro-batch names."""
+        """Warn about output columns that no row of a committed micro-batch sets."""
         if self._is_decided:
             return
         # Tasks without output rows say nothing about the columns.
@@ -77,31 +77,31 @@ class UnnamedOutput:
 
     def _message(self, batch_id: int, columns: Sequence[str], others: Sequence[str]) -> str:
         message = (
-            f"no output row of {self._name} in batch {batch_id} names the columns "
+            f"no output row of {self._name} in batch {batch_id} sets the columns "
             f"{_listed(map(repr, columns))}: they are null"
         )
         if others:
             fields = _listed(_with_advice(name, columns) for name in others)
-            message += f". The rows have fields that are no columns: {fields}"
+            message += f". The rows contain fields that are not columns: {fields}"
         return message
 
 
 def _with_advice(name: str, columns: Sequence[str]) -> str:
-    """Return a field of rows, with the column that has a similar name."""
+    """Return a field of rows, with the column of a similar name."""
     by_lower = {column.lower(): column for column in columns}
     similar = get_close_matches(name.lower(), by_lower, n=1)
     return f"{name!r} (did you mean {by_lower[similar[0]]!r}?)" if similar else repr(name)
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return names with commas, the first ones only where they are many."""
+    """Return names separated by commas, or only the first of them if there are many."""
     every = list(names)
     more = f" and {len(every) - _MOST_NAMES} more" if len(every) > _MOST_NAMES else ""
     return ", ".join(every[:_MOST_NAMES]) + more
 
 
 _MAX_INLINE_BYTES = 32 * 1024 * 1024
-"""Most bytes that all tasks together send through the driver, for deltas and rows each."""
+"""Maximum bytes that all tasks send through the driver, for deltas and for rows."""
 
 _SMALL_BYTES = 512 * 1024
 """Input that one task reads and reduces faster than two stages of Spark."""
@@ -110,7 +110,7 @@ _SMALL_BYTES = 512 * 1024
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """
-    A micro-batch that has begun.
+    A micro-batch that has started.
 
     Args:
         batch_id: Spark's id of it.
@@ -131,7 +131,7 @@ class MicroBatch:
 
 class OperatorRun:
     """
-    Runs one operator of a query, micro-batch after micro-batch.
+    Runs one operator of a query for each micro-batch.
 
     Thread: Spark's thread of the query.
     """
@@ -159,7 +159,7 @@ class OperatorRun:
 
     @property
     def _initial(self) -> InitialState | None:
-        """The initial rows of the micro-batch, if it begins with them."""
+        """The initial rows of the micro-batch, if it starts with them."""
         return self.definition.initial if self._location.state.base is None else None
 
     def ranges(self, frame: DataFrame, times: BatchTimes) -> tuple[KeyGroupRange, ...]:
@@ -168,14 +168,14 @@ class OperatorRun:
         return self._key_groups.split(self._task_count.choose(self._input_bytes))
 
     def _size_of(self, frame: DataFrame, times: BatchTimes) -> int | None:
-        """Return the size of the input where it is known and needed."""
+        """Return the size of the input if it is known and needed."""
         bounds = self._query.task_bounds
         if bounds.least == bounds.most or self._initial is not None:
             return None
         return 0 if times.is_idle and self.definition.plan.is_stateless else input_bytes(frame)
 
     def reads(self, times: BatchTimes, upstream: Sequence[TaskAck]) -> bool:
-        """Return whether the operator may get rows in a micro-batch."""
+        """Return whether the operator may receive rows in a micro-batch."""
         if self._initial is not None or not self.definition.plan.is_stateless:
             return True
         if self._index == 0:
@@ -183,7 +183,7 @@ class OperatorRun:
         return any(ack.output.staged is not None for ack in upstream)
 
     def can_be_skipped(self, batch: MicroBatch, upstream: Sequence[TaskAck]) -> bool:
-        """Return whether the operator has neither rows, a due timer nor a snapshot to write."""
+        """Return whether the operator has no rows, no due timer and no snapshot to write."""
         due_ms = self._location.state.due_ms[self._index]
         return not (
             self.reads(batch.times, upstream)
@@ -194,7 +194,7 @@ class OperatorRun:
     def input(
         self, frame: DataFrame, batch: MicroBatch, upstream: Sequence[TaskAck]
     ) -> tuple[DataFrame, bool]:
-        """Return the input with one partition for each task, and whether it may have rows."""
+        """Return the input with one partition per task, and whether it may contain rows."""
         tasks = len(batch.ranges[self._index])
         session = frame.sparkSession
         if not self.reads(batch.times, upstream):  # one row in each partition, the task's number
@@ -249,7 +249,7 @@ class OperatorRun:
         )
 
     def _context(self, batch: MicroBatch) -> BatchContext:
-        """Return what the tasks tell the processor of the micro-batch."""
+        """Return the micro-batch's context for the processor."""
         definition = self.definition
         has_time = definition.time_mode != "none"
         return BatchContext(
@@ -262,7 +262,7 @@ class OperatorRun:
         )
 
     def _task_rows(self, times: BatchTimes, *, is_read: bool) -> TaskRows:
-        """Return how the tasks read and write rows."""
+        """Return the tasks' formats for input and output rows."""
         definition = self.definition
         initial = None if self._initial is None else self._initial.task_layout
         return TaskRows(
@@ -277,7 +277,7 @@ class OperatorRun:
         )
 
     def _task_state(self) -> TaskState:
-        """Return where the state of the tasks is, and how a worker stores it."""
+        """Return where the tasks' state is, and how a worker stores it."""
         settings = self._query.settings
         location = self._location
         return TaskState(
@@ -299,11 +299,11 @@ class OperatorRun:
         return LateRows(column + has_initial_rows, times.late_ms)
 
     def ran(self, acks: Sequence[TaskAck]) -> None:
-        """Record the cost of a micro-batch that was committed."""
+        """Record the cost of a committed micro-batch."""
         self._task_count.ran(batch_cost(acks, self._input_bytes))
 
     def record(self, acks: Sequence[TaskAck]) -> OperatorRecord:
-        """Return the record of the operator after a micro-batch."""
+        """Return the operator's record after a micro-batch."""
         schema = self._location.schemas[self._index]
         before = self._location.state.record
         stored = None if before is None else before.operators[self._index]

@@ -1,5 +1,5 @@
 """
-Decide whether the first micro-batch of a run follows a checkpoint.
+Decide whether a run's first micro-batch follows a checkpoint.
 
 Spark repeats the micro-batch that did not finish, with the same input.  That is true only while the
 checkpointLocation is complete: after files were removed or restored from a backup, Spark plans a
@@ -68,7 +68,7 @@ class RestoredState:
         self.has_committed = False
 
     def restore(self, base: CompletedCheckpoint | None, older_id: int | None) -> None:
-        """Begin with a checkpoint."""
+        """Start with a checkpoint."""
         self.base = base
         self.due_ms = [NEVER_MS] * len(self.due_ms)
         if base is not None:
@@ -80,7 +80,7 @@ class RestoredState:
     def advance(
         self, completed: CompletedCheckpoint, record: BatchRecord, ran: Sequence[bool]
     ) -> None:
-        """Continue from *completed*, which has *record*; *ran* says which operators ran in it."""
+        """Continue from *completed* with its *record*; *ran* says which operators ran."""
         self.base = completed
         self.record = record
         self.has_committed = True
@@ -120,7 +120,7 @@ def evolved_schema(
     drop: Collection[str],
     checkpoint: str,
 ) -> OperatorStateSchema:
-    """Return the schema of an operator that continues the state of a checkpoint."""
+    """Return the schema of an operator that continues from a checkpoint's state."""
     schema = OperatorStateSchema.from_json(stored.schema)
     # Changes that lose no state; it raises for those that do not fit.
     evolved = evolve(schema, declared, now_ms=now_ms)
@@ -129,17 +129,17 @@ def evolved_schema(
     refused = [] if ALL_STATE in drop else [name for name in missing if name not in drop]
     if refused:
         raise CheckpointError(
-            f"{checkpoint} holds state that the processor of operator {stored.operator_id!r} does not "
-            f"declare: {', '.join(map(repr, refused))}. The start would drop it, and state under a "
-            "changed name would begin empty. Nothing was changed. Declare it in init() under the "
-            f"stored name, or drop it for good by the setting dropState={','.join(refused)!r}",
+            f"{checkpoint} contains state that the processor of operator {stored.operator_id!r} does not "
+            f"declare: {', '.join(map(repr, refused))}. Starting would delete it, and state under a "
+            "changed name would start empty. Nothing was changed. Declare it in init() under the "
+            f"stored name, or delete it permanently with the setting dropState={','.join(refused)!r}",
             reason="incompatible",
         )
     return evolve(schema, declared, now_ms=now_ms, drop=missing) if missing else evolved
 
 
 def _holds(stored: OperatorRecord, name: str) -> bool:
-    """Return whether a checkpoint holds data of a variable or field, as far as its record says."""
+    """Return whether a checkpoint's record shows data for a variable or field."""
     return name != TIMERS_NAME or stored.next_due_ms != NEVER_MS
 
 
@@ -161,11 +161,11 @@ class FirstBatch:
 
 
 def check_state_is_there(first: FirstBatch, location: str) -> None:
-    """Check that a query without a checkpoint has read no input yet."""
+    """Check that a query without a checkpoint has not read input yet."""
     if first.batch_id != 0 and first.times.position_before != NOTHING_READ:
         raise CheckpointError(
-            f"the query is at batch {first.batch_id}, but {location} holds no checkpoint: "
-            "its state is missing. Set stateLocation to where the state is. If the query ran on Spark's "
+            f"the query is at batch {first.batch_id}, but {location} does not contain a checkpoint: "
+            "its state is missing. Set stateLocation to the location of the state. If the query ran on Spark's "
             "own state, move it with initialState=spark_state(...) (docs/how-to/migration.md), or call "
             "disable(spark) to stay there. checkpoint='empty' starts without state",
             reason="missing",
@@ -182,7 +182,7 @@ def is_committed(
     newest_claim: Callable[[], str],
 ) -> bool:
     """
-    Return whether the run begins with the micro-batch that *base* committed.
+    Return whether the run starts with the micro-batch that *base* committed.
 
     Micro-batches without input may be missing between *base* and the first one, because a batch
     without effect is not committed.  A position that is unknown is not compared.
@@ -234,14 +234,14 @@ def _check_is_alone(
     newest_claim: Callable[[], str],
 ) -> None:
     """
-    Raise `FencedError` if another driver has planned this micro-batch since the start.
+    Raise `FencedError` if a different driver has planned this micro-batch since the start.
 
     A run begins with the newest micro-batch in the checkpointLocation.  Later ones are there only
     if another driver wrote them; after a loss of files they are missing.
     """
     if sources.is_planned(record.batch_id):
         raise FencedError(
-            f"another driver runs this query: this run began with batch {first.batch_id}, and since "
+            f"a second driver runs this query: this run started with batch {first.batch_id}, and since "
             f"then {sources.checkpoint_location} has received batch {record.batch_id}, whose state is in "
             f"{location}. The newest claim there is {newest_claim()}. No state was lost. "
             "Stop; a restart continues the job, if the other driver has stopped"
@@ -253,7 +253,7 @@ def _may_equal(position: str | None, recorded: str | None) -> bool:
 
 
 def _same_logs(first: FirstBatch, record: BatchRecord) -> bool:
-    """Return whether the logs of file sources name the same files."""
+    """Return whether the logs of file sources list the same files."""
     if not record.source_logs or first.sources is None:
         return True
     return first.sources.read_again(record.source_logs) == record.source_logs
@@ -263,7 +263,7 @@ def _refuse_planned_anew(
     first: FirstBatch, base: CompletedCheckpoint, record: BatchRecord, location: str
 ) -> NoReturn:
     _refuse(
-        f"Spark has planned batch {record.batch_id} again: it covers other input of the sources than "
+        f"Spark has planned batch {record.batch_id} again: it covers different input than "
         f"the batch {record.batch_id} whose state is in {location} (checkpoint "
         f"{base.checkpoint_id}). Files of the checkpointLocation were removed, or it was restored "
         "from a backup. Continuing would lose rows or count them twice",
@@ -276,10 +276,10 @@ def _refuse_planned_anew(
 def _refuse(what: str, first: FirstBatch, base: CompletedCheckpoint, location: str) -> NoReturn:
     place = "CHECKPOINT_LOCATION" if first.sources is None else first.sources.checkpoint_location
     raise CheckpointError(
-        f"{what}. Nothing was changed. Either make sources and state agree again: `statelog "
-        f"rewind {place} --state-location {location}` lists the batches to go back to; or continue "
+        f"{what}. Nothing was changed. Either make sources and state match again: `statelog "
+        f"rewind {place} --state-location {location}` lists the batches that you can go back to; or continue "
         "from this state with a new checkpointLocation and adopt=True, where the options of the "
-        "sources decide at which position reading begins",
+        "sources decide where reading starts",
         reason="gap",
         batch_id=first.batch_id,
         checkpoint_id=base.checkpoint_id,

@@ -1,5 +1,5 @@
 """
-Open, check and claim the state location of a query, and delete what no checkpoint needs.
+Open, check and claim a query's state location, and delete unneeded objects.
 
 A location belongs to the query that wrote it.  A run first reads it without writing.  At its first
 micro-batch, when it knows its query id and has checked that the state is its own, it claims the
@@ -64,7 +64,7 @@ class SnapshotPlanner:
         self.distances = LogDistances.of(None, max_parallelism)
 
     def begin(self, base: CompletedCheckpoint | None, state_entries: int) -> None:
-        """Begin with *base*, which has about *state_entries* entries."""
+        """Start with *base*, which contains about *state_entries* entries."""
         self.advance(base)
         handles = base.materialized if base is not None else ()
         size = sum(max(handle.handle.size_bytes, 0) for handle in handles)
@@ -84,7 +84,7 @@ class SnapshotPlanner:
     def choose(
         self, ranges: Sequence[KeyGroupRange], now_ms: int
     ) -> dict[KeyGroupRange, KeyGroupRange]:
-        """Choose the key groups that each task writes, by the key groups of the task."""
+        """Choose the key groups that each task writes, by the task's own key groups."""
         ranges_chosen: dict[KeyGroupRange, KeyGroupRange] = {}
         for chosen in self._schedule.choose(self.distances, now_ms):
             for key_groups in ranges:
@@ -116,8 +116,8 @@ class SnapshotPlanner:
             if ack.changes.snapshot_error:
                 delay = self._schedule.failed(chosen[ack.place.key_range], now_ms)
                 _log.warning(
-                    "the snapshot of key groups %s failed; the next attempt is in %d s or later, and "
-                    "the log holds all changes until then: %s",
+                    "the snapshot of key groups %s failed; the next attempt is in %d s or later; "
+                    "the log contains all changes until then: %s",
                     chosen[ack.place.key_range],
                     delay // 1000,
                     ack.changes.snapshot_error,
@@ -127,13 +127,13 @@ class SnapshotPlanner:
         self._recorder.snapshots_failed(len(chosen) - completed)
 
     def aborted(self, chosen: Mapping[KeyGroupRange, KeyGroupRange]) -> None:
-        """Record that the micro-batch failed, and its snapshots with it."""
+        """Record that the micro-batch and its snapshots failed."""
         self._recorder.snapshots_failed(len(chosen))
 
 
 class StateLocation:
     """
-    The location of one query: what its newest checkpoint allows, and the claim on it.
+    The state location of one query: its newest checkpoint and its claim.
 
     Thread: Spark's thread of the query (and the caller of `start`, before it).
     """
@@ -169,12 +169,12 @@ class StateLocation:
         at the same epoch."""
 
     def _pause(self, seconds: float) -> None:
-        """Wait between two puts of one name, and count the second."""
+        """Wait before a put of the same name is repeated, and count it."""
         self._repeated_puts += 1
         pause(seconds)
 
     def take_repeated_puts(self) -> int:
-        """Return how many puts of claims and commits were repeated since the last call."""
+        """Return how many puts of claims and commits were retried since the last call."""
         taken = self._repeated_puts
         self._repeated_puts = 0
         return taken
@@ -236,7 +236,7 @@ class StateLocation:
         return is_committed
 
     def check_is_there(self, first: FirstBatch) -> None:
-        """Check that a query without a checkpoint has read no input; see `check_state_is_there`."""
+        """Check that a query without a checkpoint read no input; see `check_state_is_there`."""
         if self._query.settings.checkpoint != "empty":
             check_state_is_there(first, self._query.location)
 
@@ -291,7 +291,7 @@ class StateLocation:
 
     def begin(self, times: BatchTimes) -> None:
         """
-        Set the time from which a changed time to live counts.
+        Set the time from which a changed time to live applies.
 
         The first commit of a run fixes it.  A micro-batch before it may have changed nothing, or
         been delivered again.
@@ -314,18 +314,18 @@ class StateLocation:
             stored_names = ", ".join(operator.operator_id for operator in record.operators)
             names = ", ".join(operator.schema.operator_id for operator in query.operators)
             raise CheckpointError(
-                f"{location} holds the state of {len(record.operators)} operators ({stored_names}), "
+                f"{location} contains the state of {len(record.operators)} operators ({stored_names}), but "
                 f"the query has {len(query.operators)} ({names}). The number of operators is fixed "
-                "for the lifetime of the state: use another stateLocation, or run the added operator "
-                "as a query of its own over the output of this one",
+                "for the lifetime of the state: use a different stateLocation, or run the added operator "
+                "as a separate query over the output of this query",
                 reason="incompatible",
             )
         self._check_key_groups(checkpoint)
         if {record.time_mode, query.time_mode} == {"processingtime", "eventtime"}:
             raise CheckpointError(
-                f"{location} holds timers of the time mode {record.time_mode}, the "
-                f"query has {query.time_mode}: the same numbers would be other times. "
-                "Keep the time mode, or use another stateLocation",
+                f"{location} contains timers of the time mode {record.time_mode}, but the "
+                f"query uses {query.time_mode}: the same numbers would mean different times. "
+                "Keep the time mode, or use a different stateLocation",
                 reason="incompatible",
             )
         has_state = bool(checkpoint.log or checkpoint.materialized)
@@ -346,7 +346,7 @@ class StateLocation:
     def _check_is_not_unwanted(self, newest: CompletedCheckpoint) -> None:
         if self._query.settings.checkpoint == "empty":
             raise CheckpointError(
-                f"checkpoint='empty' was asked for, but {self._query.location} holds checkpoint "
+                f"checkpoint='empty' was requested, but {self._query.location} contains checkpoint "
                 f"{newest.checkpoint_id}; use an empty stateLocation",
                 reason="not_empty",
             )
@@ -357,7 +357,7 @@ class StateLocation:
             asked_groups = query.source.max_parallelism
             stored = newest.max_parallelism // len(query.operators)
             raise CheckpointError(
-                f"{query.location} has {stored} key groups, the query asks for {asked_groups}; the number is "
+                f"{query.location} has {stored} key groups, but the query requests {asked_groups}; the number is "
                 "fixed for the lifetime of the state",
                 reason="max_parallelism",
             )
@@ -365,9 +365,9 @@ class StateLocation:
     def _check_query(self, record: BatchRecord, query_id: str) -> None:
         if record.query_id != query_id:
             raise CheckpointError(
-                f"{self._query.location} holds the state of query {record.query_id} (up to its "
+                f"{self._query.location} contains the state of query {record.query_id} (up to its "
                 f"batch {record.batch_id}), not of this query {query_id or '(which is new)'}. Use its "
-                "checkpointLocation, or another stateLocation, or adopt=True to continue from this "
+                "checkpointLocation, or a different stateLocation, or adopt=True to continue from this "
                 "state",
                 reason="other_query",
             )
@@ -392,21 +392,21 @@ class LocationCleanUp:
         self._is_finished = False
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Delete objects that no checkpoint names, or log the failure."""
+        """Delete objects that no checkpoint references, or log the failure."""
         try:
             self._store.delete(paths)
         except StoreError as error:  # harmless: the next collection of orphans deletes them
             _log.warning("deletion of rows between operators failed: %s", error)
 
     def when_due(self) -> None:
-        """Delete in batches what no retained checkpoint needs, or log the failure."""
+        """Delete in batches the objects that no retained checkpoint needs, or log the failure."""
         try:
             self._coordinator.clean_up_when_due()
         except StoreError as error:  # harmless: the next collection of orphans deletes the rest
-            _log.warning("deletion of what no checkpoint needs failed: %s", error)
+            _log.warning("deletion of unneeded objects failed: %s", error)
 
     def finish(self) -> None:
-        """Delete everything that no retained checkpoint needs, or log the failure; once."""
+        """Delete all objects that no retained checkpoint needs, or log the failure; only once."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -418,7 +418,7 @@ class LocationCleanUp:
             _log.warning("deletion at the end of the query failed: %s", str(error) or "time-out")
 
     def sweep_in_background(self) -> None:
-        """Delete orphans of attempts that failed in earlier runs, if they are old enough."""
+        """Delete old orphans of attempts that failed in earlier runs."""
         threading.Thread(target=self._sweep, name="statelog-sweep", daemon=True).start()
 
     def _sweep(self) -> None:

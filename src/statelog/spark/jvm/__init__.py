@@ -1,5 +1,5 @@
 """
-Everything that touches Spark's JVM, through py4j.
+All access to Spark's JVM, through py4j.
 
     gateway          the JVM itself, its classes, a session's settings
     tricks           the switches `spark.statelog.jvm.<trick>`, and the log of what is not used

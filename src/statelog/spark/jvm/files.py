@@ -1,5 +1,5 @@
 """
-Files through Hadoop, whose settings and credentials Spark uses for them.
+Access files through Hadoop, with Spark's settings and credentials.
 
 Spark itself resolves the name that the user gave.  Files on local disk are read directly.
 """
@@ -20,7 +20,7 @@ LOCAL: Final = "file:"
 
 
 def checkpoint_files(session: SparkSession, location: str) -> QueryFiles:
-    """Return the files of a checkpointLocation, or of another folder, as given to Spark."""
+    """Return the files of a checkpointLocation, or a different folder, as spelled for Spark."""
     folder = HadoopFolder(session, location)
     return LocalFiles(folder.url) if folder.url.startswith(LOCAL) else folder
 
@@ -31,7 +31,7 @@ def write_file(session: SparkSession, location: str, name: str, data: bytes) -> 
 
 
 def temporary_folder(session: SparkSession) -> str:
-    """Return the path of a new folder on the driver's disk, which the JVM deletes at its exit."""
+    """Create a folder on the driver's disk that the JVM deletes at its exit; return its path."""
     jvm = jvm_of(session)
     root = jvm.java.lang.System.getProperty("java.io.tmpdir")
     path: str = jvm.org.apache.spark.util.Utils.createTempDir(root, "temporary").getCanonicalPath()
@@ -39,7 +39,7 @@ def temporary_folder(session: SparkSession) -> str:
 
 
 class LocalFiles:
-    """A checkpointLocation on local disk; *url* begins with `file:`."""
+    """A checkpointLocation on local disk; *url* starts with `file:`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -67,7 +67,7 @@ class LocalFiles:
 
 
 class HadoopFolder:
-    """A folder on any of Hadoop's file systems, named as for Spark."""
+    """A folder on any Hadoop file system, spelled as for Spark."""
 
     def __init__(self, session: SparkSession, location: str) -> None:
         self._session = session
@@ -86,7 +86,7 @@ class HadoopFolder:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._url}/{name}" if name else self._url)
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return the end of a file, or all of it; None if there is none."""
+        """Return the end of a file, or the whole file; None if it does not exist."""
         path = self._path(name)
         try:
             stream = self._files.open(path)
@@ -104,7 +104,7 @@ class HadoopFolder:
             stream.close()
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """Return the names in a folder below this one; none if it does not exist."""
+        """Return the names in a folder below this one; empty if it does not exist."""
         path = self._path(folder)
         if not self._files.exists(path):
             return ()
@@ -115,11 +115,11 @@ class HadoopFolder:
         return bool(self._files.exists(self._path(name)))
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it exists."""
+        """Delete a file if it exists."""
         self._files.delete(self._path(name), False)
 
     def create(self, name: str, data: bytes) -> None:
-        """Create a file, which does not exist."""
+        """Create a file that does not exist."""
         stream = self._files.create(self._path(name), False)
         try:
             stream.write(data)
@@ -127,7 +127,7 @@ class HadoopFolder:
             stream.close()
 
     def put(self, folder: str, name: str, text: str, *, overwrite: bool) -> None:
-        """Write an ASCII text whole or not at all, as Spark writes its checkpoints."""
+        """Write an ASCII text atomically, as Spark writes its checkpoints."""
         managers = streaming_class(self._session, "CheckpointFileManager", "checkpointing")
         manager = managers.create(self._path(""), self._conf)
         manager.mkdirs(self._path(folder))

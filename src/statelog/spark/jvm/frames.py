@@ -1,5 +1,5 @@
 """
-What the JVM knows of a classic frame, and PySpark does not offer publicly.
+Read the facts about a classic frame that PySpark does not expose.
 
 That is what it is grouped by, the nodes of its plan, its size, and the ids of its columns.
 
@@ -54,13 +54,13 @@ _UNKNOWN_BYTES = 1 << 50
 
 
 def grouping_text(grouped: GroupedData) -> str:
-    """Return what Spark shows of `df.groupBy(...)`, with the kind of the grouping."""
+    """Return Spark's text for `df.groupBy(...)`, with the kind of grouping."""
     text: str = grouped._jgd.toString()
     return text
 
 
 def grouping_columns(grouped: GroupedData) -> list[tuple[Column, str | None]]:
-    """Return each key of `df.groupBy(...)`, and the input column that it is, or None."""
+    """Return each key of `df.groupBy(...)`, with its input column or None."""
     to_column = column_maker(grouped._df.sparkSession)
     return [
         (ClassicColumn(to_column(key)), _input_name(key))
@@ -69,7 +69,7 @@ def grouping_columns(grouped: GroupedData) -> list[tuple[Column, str | None]]:
 
 
 def _input_name(expression: JavaObject) -> str | None:
-    """Return the name of the bare input column that a grouping expression is; else None."""
+    """Return a grouping expression's name if it is a plain input column, or None."""
     kind = expression.getClass().getSimpleName()
     if kind == "AttributeReference":
         name: str = expression.name()
@@ -111,7 +111,7 @@ def streaming_nodes(frame: DataFrame) -> Iterator[tuple[str, int]]:
 
 
 def input_bytes(frame: DataFrame) -> int | None:
-    """Return the bytes of a micro-batch's input by its plan, if its source knows them."""
+    """Return the bytes of a micro-batch's input from its plan, if the source knows them."""
     size = partial(_analyzed_bytes, frame)
     return attempt(Trick.INPUT_SIZE, frame.sparkSession, size)
 
@@ -144,7 +144,7 @@ def streaming_operators(frame: DataFrame) -> Iterator[str]:
 
 
 def check_streaming(frame: DataFrame) -> None:
-    """Let Spark reject what a stream that a query appends does not support."""
+    """Let Spark reject operations that an append-mode stream does not support."""
     jvm = jvm_of(frame.sparkSession)
     mode = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
@@ -152,7 +152,7 @@ def check_streaming(frame: DataFrame) -> None:
 
 
 def with_columns_of(shape: DataFrame, frame: DataFrame) -> DataFrame:
-    """Return *frame* with the column ids of *shape*, which has as many columns."""
+    """Return *frame* with the column ids of *shape*; both have equally many columns."""
     jvm = jvm_of(frame.sparkSession)
     alias = jvm.org.apache.spark.sql.catalyst.expressions.Alias
     to_column = column_maker(frame.sparkSession)
@@ -200,13 +200,13 @@ def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -
 
 
 def frame_of_few_rows(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """Return a small Arrow table as a frame; `createDataFrame` makes some forty calls."""
+    """Return a small Arrow table as a frame, with fewer calls than `createDataFrame`."""
     frame = attempt(Trick.ARROW_FRAMES, session, lambda: _sent(session, table, schema))
     return frame_of_arrow(session, table, schema) if frame is None else frame
 
 
 def _sent(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """Source: PySpark's `SparkConversionMixin._create_from_arrow_table`."""
+    """Create the frame as PySpark's `SparkConversionMixin._create_from_arrow_table` does."""
     if table.schema.types != arrow_schema(schema).types:
         raise Unfit("the rows have other types than the output")
     if session.conf.get(_LARGE_TYPES, "false") == "true":
@@ -250,7 +250,7 @@ class ArrowBatches:
     @contextmanager
     def not_measured(self, rows: DataFrame, columns: Hashable) -> Iterator[None]:
         """
-        Let Spark only count the rows of a batch, in all jobs of the session that run meanwhile.
+        Let Spark only count a batch's rows, in all of the session's jobs during the block.
 
         Nothing changes where a batch may reach the limit in bytes, where the user has set that
         limit, and on Connect, where the session may be the user's own.

@@ -51,19 +51,19 @@ def empty_array(session: SparkSession, name: str) -> JavaObject:
 
 
 def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
-    """Return a class of Spark's streaming engine; *part* is its package inside from 4.1 on."""
+    """Return a class of Spark's streaming engine; *part* is its subpackage since Spark 4.1."""
     newer = java_class(session, f"{_STREAMING}.{part}.{name}")
     return newer if _is_class(newer) else java_class(session, f"{_STREAMING}.{name}")
 
 
 def classic_class(session: SparkSession, name: str) -> JavaObject:
-    """Return a class of a session without Spark Connect; its package is another one before 4.0."""
+    """Return a class of the classic session; its package differs before Spark 4.0."""
     newer = java_class(session, f"{_SQL}.classic.{name}")
     return newer if _is_class(newer) else java_class(session, f"{_SQL}.{name}")
 
 
 def column_maker(session: SparkSession) -> Callable[[JavaObject], JavaObject]:
-    """Return a function that makes a column of an expression, in the JVM."""
+    """Return a JVM function that converts an expression to a column."""
     utils = java_class(session, f"{_SQL}.classic.ExpressionUtils")
     maker: JavaObject = utils.column if _is_class(utils) else java_class(session, f"{_SQL}.Column")
     return cast("Callable[[JavaObject], JavaObject]", maker)
@@ -75,7 +75,7 @@ def _is_class(found_by_name: JavaObject) -> bool:
 
 
 def settings_of(session: SparkSession) -> Mapping[str, str]:
-    """Return what is set in a session, which PySpark has a method for since 4.0."""
+    """Return a session's settings; PySpark offers this only since 4.0."""
     if is_connect(session) or hasattr(type(session.conf), "getAll"):
         settings: Mapping[str, str] = session.conf.getAll
         return settings
@@ -89,12 +89,12 @@ def session_id(session: SparkSession) -> str:
 
 
 def query_of(session: SparkSession) -> str:
-    """Return Spark's id of the query whose micro-batch this thread runs, "" if there is none."""
+    """Return Spark's id of the query whose micro-batch this thread runs, or ""."""
     return session.sparkContext.getLocalProperty(_QUERY_ID) or ""
 
 
 def elements(sequence: JavaObject) -> list[JavaObject]:
-    """Return a sequence of Scala as a list."""
+    """Convert a Scala sequence to a list."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 
@@ -103,7 +103,7 @@ def with_setting(
     session: SparkSession, key: str, value: str, *, unless_set: bool = False
 ) -> Iterator[None]:
     """
-    Give a setting of a classic session another value for a while.
+    Change a setting of a classic session temporarily.
 
     What is set meanwhile stays, and with *unless_set* what was set before.
     """

@@ -1,5 +1,5 @@
 """
-A streaming source without rows: for no-data batches, and for our figures in Spark's progress.
+A streaming source without rows, for no-data batches and for figures in Spark's progress.
 
 Spark plans a micro-batch when the offset of a source has changed.  This source is added to the
 user's, and Spark asks it for its offset at each trigger, on the thread of the query.  It answers in
@@ -40,7 +40,7 @@ _CONNECTOR = "org.apache.spark.sql.connector"
 
 
 class NoDataTriggers(Protocol):
-    """Decides about the no-data batches of a query, and has the figures of its micro-batches."""
+    """Decides on a query's no-data batches, and provides the figures of its micro-batches."""
 
     def is_due(self, *, run_ends: bool) -> bool:
         """
@@ -50,14 +50,14 @@ class NoDataTriggers(Protocol):
         """
 
     def figures(self) -> Mapping[str, str]:
-        """Return the figures of the newest micro-batch; none while it runs."""
+        """Return the figures of the newest micro-batch; empty while it runs."""
 
     def stopped(self) -> None:
         """Record that the query has ended."""
 
 
 class _PythonObject:
-    """The methods of Java's `Object`, for objects of Python that Spark stores."""
+    """The methods of Java's `Object`, for Python objects that Spark stores."""
 
     def hashCode(self) -> int:
         """Return a hash for Spark's maps of sources."""
@@ -108,7 +108,7 @@ class NoDataStream(_PythonObject):
         return self._initial
 
     def deserializeOffset(self, json: str) -> JavaObject:
-        """Return the offset of *json*; older queries have offsets of `rate-micro-batch`."""
+        """Parse an offset from *json*; older queries use `rate-micro-batch` offsets."""
         return self._offset_of(json)
 
     def getDefaultReadLimit(self) -> JavaObject:
@@ -143,7 +143,7 @@ class NoDataStream(_PythonObject):
         """Do nothing: there is no data to free."""
 
     def stop(self) -> None:
-        """Say that the query has ended."""
+        """Notify that the query has ended."""
         self._triggers.stopped()
 
     class Java:  # the name that py4j requires
@@ -228,7 +228,7 @@ def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
 
 
 def _count(offset: str) -> int:
-    """Return the number of no-data batches in an offset, 0 in an offset of another source."""
+    """Return the number of no-data batches in an offset; 0 for other sources."""
     try:
         count = msgspec.json.decode(offset, type=dict[str, int]).get(_COUNT, 0)
     except msgspec.MsgspecError:

@@ -1,5 +1,5 @@
 """
-Make the frame of a Python job with few calls to the JVM.
+Create the frame of a Python job with few calls to the JVM.
 
 `DataFrame.mapInArrow` makes some thirty calls to the JVM.  Most of them give the same in each
 micro-batch: types, settings, the environment of the workers, the columns of the input.  They are
@@ -64,7 +64,7 @@ _JOBS: Final = ("MapInArrow", "PythonMapInArrow")
 _HAS_PROFILE: Final = takes(DataFrame.mapInArrow, "profile")
 """From Spark 4.0 on: a job takes the resources of its tasks, and a column in place of an expression."""
 _TASK: Final = "STATELOG_TASK"
-"""The environment variable by which a task of a query finds its workers."""
+"""The environment variable with which a task of a query finds its workers."""
 
 _MOST_TASKS: Final = 8
 """Bounds the time to make the copies: some milliseconds for each."""
@@ -75,7 +75,7 @@ _SHARED: Final = "shared"
 
 class QueryNumbers:
     """
-    Small numbers of the queries that run.
+    Assigns small numbers to running queries.
 
     A query that starts again has the number that it had, unless another took it meanwhile.
 
@@ -87,7 +87,7 @@ class QueryNumbers:
         self._numbers: dict[str, int] = {}
 
     def number(self, query: str, most: int, is_active: Callable[[str], bool]) -> int | None:
-        """Return the number of a query, from 0 on; None if *most* active queries have one."""
+        """Return a query's number, starting at 0; None if *most* active queries have numbers."""
         with self._lock:
             if query not in self._numbers:
                 self._numbers = {
@@ -105,7 +105,7 @@ _numbers = QueryNumbers()
 
 class OwnWorkers:
     """
-    Makes the functions and the frames of jobs whose tasks have workers of their own.
+    Creates the functions and frames of jobs whose tasks have dedicated workers.
 
     On several hosts, or with the tasks of many queries, there would be many idle workers.  So all
     tasks have workers of their own in local mode only, while the cores are enough for the tasks of
@@ -138,7 +138,7 @@ class OwnWorkers:
         self._of_plan = classic_class(session, "Dataset").ofRows
 
     def _owner(self, session: SparkSession) -> str:
-        """Return the name by which workers belong to this query."""
+        """Return the name that assigns workers to this query."""
         query = query_of(session)
         if not query:
             return _NO_QUERY
@@ -163,7 +163,7 @@ class OwnWorkers:
         return self._environments[:tasks]
 
     def frame(self, job: DataFrame, functions: Sequence[JavaObject]) -> DataFrame:
-        """Return the frame of a job of `mapInArrow` whose tasks have these functions of the JVM."""
+        """Return the frame of a `mapInArrow` job whose tasks run these JVM functions."""
         plan = executed_plan(job.sparkSession, job._jdf)
         if plan.nodeName() not in _JOBS:
             raise Unfit(f"the plan of the job is {plan.nodeName()}")
@@ -172,7 +172,7 @@ class OwnWorkers:
             begin_shuffle(below)
         partitions = below.execute().getNumPartitions()
         if partitions != len(functions):
-            raise Unfit(f"the input has {partitions} partitions and not {len(functions)}")
+            raise Unfit(f"the input has {partitions} partitions, not {len(functions)}")
         rows: JavaObject | None = None
         udf = plan.func()
         of_plan = self._copies.arguments(plan)
@@ -194,7 +194,7 @@ ArrowFunction: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Reco
 @dataclass(frozen=True, slots=True)
 class _Template:
     """
-    What is the same in all jobs over inputs of the same columns.
+    The common part of all jobs over inputs with the same columns.
 
     Args:
         function_class: The JVM's class of a Python function.
@@ -257,15 +257,15 @@ class _Template:
         broadcasts = list(context._pickled_broadcast_vars)
         context._pickled_broadcast_vars.clear()
         if broadcasts:
-            raise Unfit("the function has broadcasts")
+            raise Unfit("the function uses broadcast variables")
         if len(command) > self.most_bytes:
-            raise Unfit(f"the function has {len(command)} bytes and is sent as a broadcast")
+            raise Unfit(f"the function is {len(command)} bytes and is sent as a broadcast variable")
         return command
 
 
 class PythonJobs:
     """
-    Makes the frames of a query's Python jobs that return rows of one schema.
+    Creates the frames of a query's Python jobs that return rows of one schema.
 
     Thread: Spark's thread of the query.
     """
@@ -277,7 +277,7 @@ class PythonJobs:
     def frame(
         self, rows: DataFrame, function: ArrowFunction, columns: Hashable, *, tasks: int
     ) -> DataFrame:
-        """Return what `rows.mapInArrow(function, output)` returns."""
+        """Return the same frame as `rows.mapInArrow(function, output)`."""
 
         def made() -> DataFrame | None:
             if columns not in self._templates:
@@ -296,7 +296,7 @@ def _environment(rows: DataFrame) -> tuple[dict[str, str], list[str]]:
 
 
 def _template(rows: DataFrame, function: ArrowFunction, output: StructType | str) -> _Template:
-    """Return what later jobs reuse; reject a session in which PySpark does more than this."""
+    """Return the part that later jobs reuse; reject sessions in which PySpark does more."""
     context = rows.sparkSession.sparkContext
     if context.profiler_collector is not None:
         raise Unfit("a profiler is on")
@@ -305,7 +305,7 @@ def _template(rows: DataFrame, function: ArrowFunction, output: StructType | str
     job: JavaObject = udf._judf
     first: JavaObject = job.func()
     if first.broadcastVars().size():
-        raise Unfit("the function has broadcasts")
+        raise Unfit("the function uses broadcast variables")
     jvm = jvm_of(rows.sparkSession)
     names = [col(sql_name(name)) for name in rows.columns]
     variables = first.envVars()
@@ -344,7 +344,7 @@ _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 def executed_plan(session: SparkSession, frame: JavaObject) -> JavaObject:
     """
-    Return the plan of a frame of the JVM, without adaptive execution.
+    Return the plan of a JVM frame, without adaptive execution.
 
     That would hide the shuffle, decide on the number of partitions, and run the shuffle, and wait
     for it, where the rows are asked for as an RDD.
@@ -355,7 +355,7 @@ def executed_plan(session: SparkSession, frame: JavaObject) -> JavaObject:
 
 def begin_shuffle(shuffle: JavaObject) -> None:
     """
-    Run the job of a node of a shuffle, while the driver goes on.
+    Run a shuffle node's job in the background.
 
     `submitShuffleJob` of Spark 4 leaves that to another thread.  If the job that reads the shuffle
     is submitted before that thread comes to it, Spark's scheduler fails and ends the SparkContext.
@@ -367,7 +367,7 @@ def begin_shuffle(shuffle: JavaObject) -> None:
 
 class PlanCopies:
     """
-    Makes copies of nodes; how many arguments a node has differs by version of Spark.
+    Copies plan nodes, whose number of arguments depends on the Spark version.
 
     Source: TreeNode.makeCopy (Spark).
     """
@@ -378,13 +378,13 @@ class PlanCopies:
         self._map = getattr(jvm.scala.collection.immutable, "Map$Map1")
 
     def arguments(self, node: JavaObject) -> JavaObject:
-        """Return the arguments of a node as an array of the JVM, for `makeCopy` of this node."""
+        """Return a node's arguments as a JVM array, for its `makeCopy`."""
         arguments = self._new_array(self._object, node.productArity())
         node.productIterator().copyToArray(arguments)
         return arguments
 
     def with_argument(self, node: JavaObject, index: int, value: JavaObject) -> JavaObject:
-        """Return a copy of a node with another argument at a position."""
+        """Return a copy of a node with a different argument at a position."""
         arguments = self.arguments(node)
         arguments[index] = value
         return node.makeCopy(arguments)

@@ -1,5 +1,5 @@
 """
-Queries in the JVM: what neither their files nor PySpark's objects have.
+Read facts about queries that only the JVM knows.
 
 That is which sources share a log, the watermark that the next micro-batch would have, whether a
 query still runs, and the parts of Spark's writer and query that PySpark's classes wrap.
@@ -71,7 +71,7 @@ class RunningQuery:
         return watermark_ms
 
     def last_watermark_ms(self) -> int:
-        """Return the watermark of the last micro-batch that was planned; 0 before the first."""
+        """Return the watermark of the last planned micro-batch; 0 before the first one."""
         latest = newest_offsets(self._files)
         return 0 if latest is None else latest.watermark_ms
 
@@ -86,15 +86,15 @@ class RunningQuery:
             query = streams.get(query_id) if query_id else None
             if query is None:
                 raise StatelogError(
-                    f"the watermark of query {query_id} is unknown: it does not run on the session "
-                    "of its frame. Start the query on that session"
+                    f"the watermark of query {query_id} is unknown: it does not run in the session "
+                    "of its frame. Start the query in that session"
                 )
             self._execution = query.streamingQuery()
         return self._execution
 
 
 def _is_running(session: SparkSession, query_id: str) -> bool:
-    """Return whether a query is active, in any session; `streams.active` only has its own."""
+    """Return whether a query is active in any session, unlike `streams.active`."""
     running = session._jsparkSession.sharedState().activeStreamingQueries()
     query = running.get(jvm_of(session).java.util.UUID.fromString(query_id))
     return query is not None and bool(query.isActive())
@@ -102,7 +102,7 @@ def _is_running(session: SparkSession, query_id: str) -> bool:
 
 def is_active(frame: DataFrame) -> bool:
     """
-    Return whether the query of a micro-batch still runs.
+    Return whether a micro-batch's query is still running.
 
     False if that is unknown.
     """
@@ -126,19 +126,19 @@ def is_observed(observation: Observation) -> bool:
 
 
 def jvm_query(query: StreamingQuery) -> JavaObject:
-    """Return the JVM's object of a classic query, from which PySpark makes another one."""
+    """Return the JVM object of a classic query, for a second PySpark object."""
     return query._jsq
 
 
 def wait_for_end(query: StreamingQuery) -> Callable[[], None]:
-    """Return a function that waits for the end of a query and raises its error, for any thread."""
+    """Return a thread-safe function that waits for a query's end and raises its error."""
     running: JavaObject = query._jsq
     wait: Callable[[], None] = running.awaitTermination
     return wait
 
 
 def write_instead(writer: DataStreamWriter, frame: DataFrame) -> None:
-    """Let a classic writer write another frame; its name and trigger have to be set again."""
+    """Make a classic writer write a different frame; set its name and trigger again."""
     writer._jwrite = frame._jdf.writeStream()
 
 

@@ -1,5 +1,5 @@
 """
-Spark's sink of files, its formats, and the tables of its catalogs.
+Access Spark's file sink, its formats, and the tables of its catalogs.
 
 PySpark does not have a call for a sink and a micro-batch, looks formats up only when rows are
 written, and does not know the partitions of a table.
@@ -32,7 +32,7 @@ _IGNORE_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 
 
 def is_format_of_files(session: SparkSession, source: str) -> bool:
-    """Return whether a format is one of files."""
+    """Return whether a format is file-based."""
     jvm = jvm_of(session)
     conf = session._jsparkSession.sessionState().conf()
     lookup = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource
@@ -47,7 +47,7 @@ def is_format_of_files(session: SparkSession, source: str) -> bool:
 
 
 class FileStreamSink:
-    """Spark's sink for files, made as Spark's `DataStreamWriter` makes it, with its errors."""
+    """Spark's file sink, created as Spark's `DataStreamWriter` creates it."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class FileStreamSink:
 @dataclass(frozen=True, slots=True)
 class FileTable:
     """
-    A table of the session's own catalog, as it is stored.
+    A table of the session's own catalog, as stored there.
 
     Args:
         schema: Its columns, with the partitions at the end; empty where the catalog has none.
@@ -111,7 +111,7 @@ class Tables:
         self._state: JavaObject = session._jsparkSession.sessionState()
 
     def parts(self, name: str) -> list[str]:
-        """Return the parts of a name with dots, as Spark parses it."""
+        """Return the parts of a dotted name, as Spark parses it."""
         return [str(part) for part in elements(self._parsed(name))]
 
     def is_temporary_view(self, name: str) -> bool:
@@ -119,7 +119,7 @@ class Tables:
         return bool(self._state.catalog().isTempView(self._parsed(name)))
 
     def in_session_catalog(self, name: str) -> bool:
-        """Return whether a table of this name would be in the session's own catalog."""
+        """Return whether a table with this name would be in the session's own catalog."""
         return str(self._resolve(name)[0].name()) == _SESSION_CATALOG
 
     def load(self, name: str) -> tuple[str, JavaObject] | None:
@@ -139,7 +139,7 @@ class Tables:
 
     def create(self, statement: str) -> None:
         """
-        Run CREATE TABLE, without a look at the log of the streaming sink in its folder.
+        Run CREATE TABLE, ignoring a streaming sink's log in the table's folder.
 
         With the log, Spark takes the partition columns for columns of the files too, and stores the
         table without columns and partitions.
@@ -149,7 +149,7 @@ class Tables:
         session.sql(statement)
 
     def of_files(self, entry: JavaObject) -> FileTable:
-        """Return a table of files of the session's catalog by its CatalogTable."""
+        """Return a file-based table of the session's catalog by its CatalogTable."""
         properties = entry.storage().properties()
         catalog = self._state.catalog()
         identifier = entry.identifier()
@@ -165,7 +165,7 @@ class Tables:
         )
 
     def read_columns(self, name: str) -> tuple[StructType, tuple[str, ...]]:
-        """Return the columns and partitions of a table of files, as its files have them."""
+        """Return the columns and partitions of a file-based table, as stored in its files."""
         relation = self._session.table(name)._jdf.queryExecution().analyzed().collectLeaves()
         files = relation.head().relation()
         return _schema(files.schema()), tuple(_schema(files.partitionSchema()).names)
@@ -174,7 +174,7 @@ class Tables:
         return self._state.sqlParser().parseMultipartIdentifier(name)
 
     def _resolve(self, name: str) -> tuple[JavaObject, JavaObject]:
-        """Return the catalog of a name, and its identifier there."""
+        """Return the catalog of a name, and the name's identifier there."""
         resolved = self._state.analyzer().CatalogAndIdentifier().unapply(self._parsed(name)).get()
         return resolved._1(), resolved._2()
 

@@ -1,5 +1,5 @@
 """
-Tricks: faster ways through Spark's internals, each next to a plain way.
+Tricks: faster ways through Spark's internals, each with a plain alternative.
 
 A trick is used unless `spark.statelog.jvm.<trick>` is false in the session.  Where a Spark, such as
 that of a managed platform, does not have what a trick needs, or an input does not fit it, the plain
@@ -30,7 +30,7 @@ SWITCH_PREFIX: Final = "spark.statelog.jvm."
 
 
 class Trick(Enum):
-    """The tricks, by the names of their switches."""
+    """The tricks, named like their switches."""
 
     PYTHON_JOBS = "pythonJobs"
     """Make a Python job of the parts of an earlier one; else `mapInArrow` makes each."""
@@ -58,7 +58,7 @@ class Trick(Enum):
 
 
 class Unfit(Exception):  # noqa: N818
-    """An input does not fit a trick; the message says why."""
+    """A trick does not work for an input; the message says why."""
 
 
 def is_switch(key: str, value: str) -> bool:
@@ -75,7 +75,7 @@ def is_switch(key: str, value: str) -> bool:
 
 
 def attempt(trick: Trick, session: SparkSession, action: Callable[[], _T]) -> _T | None:
-    """Return what *action* returns, or None where the plain way is to be taken."""
+    """Return the result of *action*, or None to use the plain way."""
     if is_connect(session) or not _is_on(trick, session) or _fallbacks.is_lacking(trick, session):
         return None
     try:
@@ -103,7 +103,7 @@ _NOT_COPIED: Final = "Failed to copy node"
 
 
 def is_lacking(error: Exception) -> bool:
-    """Return whether an error says that this version of Spark does not have what was asked for."""
+    """Return whether an error says that this version of Spark lacks a feature."""
     if isinstance(error, Py4JJavaError):
         failed: JavaObject = error.java_exception
         kinds = _superclasses(failed.getClass())
@@ -118,7 +118,7 @@ def is_lacking(error: Exception) -> bool:
 
 
 def _is_of_pyspark(owner: object) -> bool:
-    """Return whether a module, a class or an object is PySpark's, not the user's or ours."""
+    """Return whether a module, a class or an object belongs to PySpark."""
     if isinstance(owner, ModuleType):
         name = owner.__name__
     else:
@@ -136,7 +136,7 @@ def _superclasses(kind: JavaObject) -> list[str]:
 
 class _Fallbacks:
     """
-    The tricks that queries of this process do without, each logged once for a query.
+    The tricks that this process's queries cannot use, each logged once per query.
 
     Thread: any.
     """
@@ -149,12 +149,12 @@ class _Fallbacks:
         self._lacking: set[tuple[str, Trick]] = set()
 
     def is_lacking(self, trick: Trick, session: SparkSession) -> bool:
-        """Return whether the query whose micro-batch runs has found Spark to lack a trick."""
+        """Return whether the current query has found that Spark lacks a trick."""
         return bool(self._lacking) and (query_of(session), trick) in self._lacking
 
     def report_lacking(self, trick: Trick, session: SparkSession, error: Exception) -> None:
-        """Log that Spark lacks a trick, which the query does not try again."""
-        reason = f"this Spark does not have what it needs: {error!s:.300}"
+        """Log that Spark lacks a trick, and do not try it again in this query."""
+        reason = f"this version of Spark lacks a required feature: {error!s:.300}"
         self.report(trick, session, reason, logging.WARNING)
         query = query_of(session)
         if query:  # outside of queries each call tries again
@@ -162,7 +162,7 @@ class _Fallbacks:
                 self._lacking.add((query, trick))
 
     def report(self, trick: Trick, session: SparkSession, reason: str, level: int) -> None:
-        """Log why a trick is not used, unless the query whose micro-batch runs has logged it."""
+        """Log why a trick is not used, once per query."""
         query = query_of(session)
         with self._lock:
             if (query, trick, level) in self._logged:

@@ -72,7 +72,7 @@ class _Parser:
         return tokens
 
     def schema(self) -> T.StructType:
-        """Read the whole text as columns, or as one `struct<...>`."""
+        """Read the whole text as columns or as a `struct<...>`."""
         if self._peek() == "struct" and self._tokens[1:2] == ["<"]:
             self._take("struct", "<")
             fields = self._fields(">")
@@ -115,7 +115,7 @@ class _Parser:
             if name.startswith("`"):
                 name = name[1:-1].replace("``", "`")
             elif not re.fullmatch(r"[\w-]+", name):
-                raise self._failed(f"unexpected {name!r}, a column's name is needed")
+                raise self._failed(f"expected a column name, not {name!r}")
             self._take(":")
             kind = self._type()
             nullable = not self._take("not", "null")
@@ -131,7 +131,7 @@ class _Parser:
             while True:
                 token = self._next()
                 if not token.isdigit():
-                    raise self._failed(f"unexpected {token!r}, a number is needed")
+                    raise self._failed(f"expected a number, not {token!r}")
                 numbers.append(int(token))
                 if not self._take(","):
                     break
@@ -147,7 +147,7 @@ class _Parser:
         if name in ("char", "character", "varchar"):
             length = self._numbers()
             if len(length) != 1:
-                raise self._failed(f"{name} needs a length")
+                raise self._failed(f"{name} requires a length")
             return T.VarcharType(*length) if name == "varchar" else T.CharType(*length)
         if name == "interval":
             return self._interval()
@@ -175,10 +175,10 @@ class _Parser:
         ):
             if start in units and end in units:
                 return kind(units.index(start), units.index(end))
-        raise self._failed(f"there is no interval {start} to {end}")
+        raise self._failed(f"the interval {start} to {end} does not exist")
 
     def _failed(self, why: str) -> UsageError:
         return UsageError(
-            f"the schema {self._text!r:.200} cannot be read: {why}. Write it as in "
+            f"the schema {self._text!r:.200} cannot be parsed: {why}. Write it as in "
             "'id long, total decimal(10,2), tags array<string>'"
         )

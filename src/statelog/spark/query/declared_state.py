@@ -1,5 +1,5 @@
 """
-What a processor declares: the state variables of an operator, and what extensions note.
+Collect the declarations of a processor: state variables and extension features.
 
 `init` of the processor runs once on the driver, and what it asks for is noted.  Timers are a
 variable of statelog, and extensions may add variables.
@@ -45,12 +45,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,99}")
 
 
 def is_name(name: object) -> bool:
-    """Return whether *name* may name what an extension declares and stores."""
+    """Return whether an extension may declare and store *name*."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 class DriverHandle(StateVariables):
-    """The handle that `init` gets once on the driver, to learn the state variables."""
+    """The handle that `init` gets once on the driver, to record the state variables."""
 
     def __init__(self, parse: Callable[[str], StructType], has_ttl: bool) -> None:
         self._parse = parse
@@ -77,11 +77,11 @@ class DriverHandle(StateVariables):
         return declaration.calls()[method]
 
     def declared(self) -> dict[str, object]:
-        """Return what `init` declared to extensions, by their names."""
+        """Return the declarations that `init` made to extensions, by extension name."""
         return {name: noted.declared() for name, noted in self._declarations.items()}
 
     def _variable(self, variable: WantedVariable) -> object:
-        """Declare a state variable; `init` cannot use the result, which belongs to a key."""
+        """Declare a state variable; `init` cannot use the result, because it has no key."""
         name = variable.name
         self._check_name(name)
         self._check_time_to_live(name, variable.ttl_ms)
@@ -111,21 +111,21 @@ class DriverHandle(StateVariables):
 
     def _check_name(self, name: str) -> None:
         if not name:
-            raise UsageError("a state variable needs a name; it is empty")
+            raise UsageError("a state variable needs a name, but it is empty")
         if name.startswith(("$", "key.")) or name == KEY_GROUP_COLUMN:
             raise UsageError(
                 f"state name {name!r} is reserved: statelog uses {KEY_GROUP_COLUMN} and names that begin "
-                "with '$' or 'key.'; choose another"
+                "with '$' or 'key.'; choose a different name"
             )
         if any(state.name == name for state in self.states):
-            raise UsageError(f"state name {name!r} is used twice; give each variable its own")
+            raise UsageError(f"state name {name!r} is used twice; give each variable a unique name")
 
     def _check_time_to_live(self, name: str, ttl_ms: int | None) -> None:
         if ttl_ms is not None and type(ttl_ms) is not int:
-            raise UsageError(f"state {name!r}: a time to live is an int in ms, not {ttl_ms!r}")
+            raise UsageError(f"state {name!r}: a time to live must be an int in ms, not {ttl_ms!r}")
         if ttl_ms is not None and (ttl_ms <= 0 or not self._has_ttl):
             raise UsageError(
-                f"state {name!r}: a time to live needs the time mode ProcessingTime and more than "
+                f"state {name!r}: a time to live requires the time mode ProcessingTime and more than "
                 f"0 ms (got {ttl_ms})"
             )
 
@@ -137,25 +137,25 @@ class DriverHandle(StateVariables):
         self.states = [state for state in self.states if state.name != stateName]
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Refuse: a key does not exist yet."""
+        """Raise: there is no current key."""
         raise UsageError("timers belong to a key; register them while rows are handled")
 
     deleteTimer = registerTimer
 
     def listTimers(self) -> Iterator[int]:
-        """Refuse: a key does not exist yet."""
+        """Raise: there is no current key."""
         raise UsageError("timers belong to a key; list them while rows are handled")
 
 
 def check_not_reserved(name: str) -> None:
-    """Raise `UsageError` where *name* is one that statelog keeps for itself."""
+    """Raise `UsageError` if statelog reserves *name*."""
     if name.startswith("$"):
         raise UsageError(f"state name {name!r} is reserved; it cannot be deleted")
 
 
 class Declared(NamedTuple):
     """
-    What a processor asks for in `init`.
+    The declarations that a processor makes in `init`.
 
     Its state, and what it declares to extensions, by name.
     """
@@ -172,7 +172,7 @@ def declared_by(
     *,
     time_mode: str,
 ) -> Declared:
-    """Return what *processor* declares, by running `init` and `close` of a copy of it."""
+    """Run `init` and `close` of a copy of *processor*, and return its declarations."""
     trial: Any = copy_of(processor)
     handle = face_of(trial).driver_handle(parse, time_mode == "processingtime")
     method = "init"
@@ -204,7 +204,7 @@ def with_added(schema: OperatorStateSchema, settings: QuerySettings) -> Operator
 
 class Declaration(Protocol):
     """
-    What a processor declares to an extension in one call of `init`.
+    The declarations to an extension in one call of `init`.
 
     The only argument is a parser of schemas; it takes a schema, and what it describes for errors.
     """
@@ -215,16 +215,16 @@ class Declaration(Protocol):
         """Return the methods that the extension adds to the handle."""
 
     def declared(self) -> object:
-        """Return what `init` declared."""
+        """Return the declarations of `init`."""
 
     @staticmethod
     def check(declared: object, before: Sequence[object], settings: QuerySettings) -> None:
-        """Raise `UsageError` if an operator cannot declare this."""
+        """Raise `UsageError` if an operator cannot make this declaration."""
 
     @staticmethod
     def batch_part(declared: object | None, settings: QuerySettings) -> object | None:
         """
-        Return what the tasks over a batch frame get.
+        Return the part for the tasks over a batch frame.
 
         Raises `UsageError` where it would not have an effect.
         """
@@ -238,7 +238,7 @@ def declaration_of(row: ExtensionRow) -> type[Declaration]:
 def check_declared(
     declared: Mapping[str, object], before: Sequence[Mapping[str, object]], settings: QuerySettings
 ) -> None:
-    """Raise `UsageError` if an operator cannot declare this; see `Declaration.check`."""
+    """Raise `UsageError` if an operator cannot make this declaration; see `Declaration.check`."""
     for row in EXTENSIONS:
         if row.name in declared:
             earlier = [operator[row.name] for operator in before if row.name in operator]
@@ -246,7 +246,7 @@ def check_declared(
 
 
 def batch_parts(declared: Mapping[str, object], settings: QuerySettings) -> dict[str, object]:
-    """Return what extensions tell the tasks over a batch frame; see `Declaration.batch_part`."""
+    """Return the extensions' parts for tasks over a batch frame; see `Declaration.batch_part`."""
     parts = {
         row.name: declaration_of(row).batch_part(declared.get(row.name), settings)
         for row in EXTENSIONS

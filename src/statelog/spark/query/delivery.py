@@ -35,7 +35,7 @@ class ClosableSink:
     """A sink that is closed at the end of its query."""
 
     def close(self) -> None:
-        """Free what the sink holds; a later call opens it again."""
+        """Free the sink's resources; a later call opens it again."""
 
 
 class Delivery(enum.Enum):
@@ -62,7 +62,7 @@ _of_process: dict[str, str] = {}
 
 
 def set_query(query_id: str) -> None:
-    """Store Spark's id of the query whose micro-batches this process runs."""
+    """Store the Spark id of the query whose micro-batches this process runs."""
     _of_process[_QUERY_ID] = query_id
 
 
@@ -73,7 +73,7 @@ def set_batch(frame: DataFrame, batch: DeliveredBatch) -> None:
 
 @contextlib.contextmanager
 def in_sink(frame: DataFrame, name: str) -> Iterator[None]:
-    """Store that a sink of an extension is called."""
+    """Record that an extension's sink is called."""
     _set(frame, _SIDE, f"-output-{name}")
     try:
         yield
@@ -90,7 +90,7 @@ def _set(frame: DataFrame, key: str, value: str) -> None:
 
 def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
     """
-    Return the micro-batch that a sink was called with, with its history.
+    Return the micro-batch for which a sink was called, with its history.
 
     Thread: the call's, which has the local properties of the query.
     """
@@ -102,13 +102,13 @@ def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
 
 
 def query_name(frame: DataFrame) -> str:
-    """Return Spark's id of the query; in a sink of an extension with its name."""
+    """Return Spark's id of the query, plus the name in an extension's sink."""
     return _query_id(frame) + _get(frame, _SIDE)
 
 
 def writer_id(frame: DataFrame) -> str:
     """
-    Return a name under which a function for `foreachBatch` can record the numbers of micro-batches.
+    Return a name under which a `foreachBatch` function can record micro-batch ids.
 
     It is Spark's id of the query.  `statelog rewind`, after which the numbers of micro-batches are
     used again, changes it.  In the sink of a side output it has the name of the side output too.

@@ -42,10 +42,10 @@ class AnyProcessor(Protocol):
     """A processor of any face."""
 
     def init(self, handle: Never) -> None:
-        """Ask the handle for state variables; called once on the driver and once in each task."""
+        """Create state variables; called once on the driver and once in each task."""
 
     def close(self) -> None:
-        """Release what `init` made."""
+        """Release the resources of `init`."""
 
 
 class Methods(NamedTuple):
@@ -59,7 +59,7 @@ class Methods(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Face:
     """
-    What the engine knows of the processors of one face.
+    The engine's knowledge about the processors of one face.
 
     Args:
         processor_type: The base class of the processors, whose methods have the parameters that
@@ -73,8 +73,8 @@ class Face:
             declares, from a parser of DDL and whether variables may have a time to live.
         new_state: Makes the empty state of a worker from an `OperatorCodec`; for bounded memory
             also from `MemoryLimits` and an opener of the host's files.
-        columns_read: Returns which input columns a processor reads, from the processor and the names
-            of all columns; None if that is not certain.  Tasks get no others.
+        columns_read: Returns which input columns a processor reads, from the processor and the
+            names of all columns; None if that is not certain.  Tasks get no others.
         new_run: Makes the run of a task from a `BatchContext`, the worker's state, the
             `KeyGroupRange` of the task, its `OutputCollector`, and its `TaskExtensions`.
         test_tables: Runs a micro-batch of `ProcessorTester.testColumns`, from the tester, the rows
@@ -117,7 +117,7 @@ def pandas_face_of(processor: object) -> Face:
     face = face_of(processor)
     if not face.handles_single_keys:
         raise UsageError(
-            f"{type(processor).__name__} is a {face.processor_type.__name__}: give it to "
+            f"{type(processor).__name__} is a {face.processor_type.__name__}: pass it to "
             "transform_with_state, not to transform_with_state_in_pandas"
         )
     return _face("pandas")

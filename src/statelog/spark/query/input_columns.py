@@ -1,12 +1,12 @@
 """
-Find the input columns that a processor reads, so that the others are not read, shuffled or sent.
+Find the input columns that a processor reads, so that Spark skips all other columns.
 
 The user names them by the setting `inputColumns`; a `ColumnarProcessor` names them itself; for a
-processor of Rows the source code of `handleInputRows` proves them.  The proof follows the rows from the argument through loops, comprehensions and a few built-in
-functions.  Each row may only be used as `row.name` or `row["name"]`.  Everything else (a row given
-to a function, stored, compared or returned, a computed name, a decorated method) needs all columns.
-The proof is about the code that runs: source that does not compile to the method's bytecode is not
-used.
+processor of Rows the source code of `handleInputRows` proves them.  The proof follows the rows from
+the argument through loops, comprehensions and a few built-in functions.  Each row may only be used
+as `row.name` or `row["name"]`.  Everything else (a row given to a function, stored, compared or
+returned, a computed name, a decorated method) needs all columns.  The proof is about the code that
+runs: source that does not compile to the method's bytecode is not used.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def named_columns(where: str, names: Sequence[str], columns: Sequence[str]) -> f
 
 def columns_read(function: FunctionType, columns: Collection[str]) -> frozenset[str] | None:
     """
-    Return the *columns* that `handleInputRows` reads of its rows.
+    Return the *columns* that `handleInputRows` reads from its rows.
 
     None if that is not certain.
     """
@@ -99,7 +99,7 @@ def columns_read(function: FunctionType, columns: Collection[str]) -> frozenset[
 
 
 def _source(function: FunctionType) -> ast.FunctionDef | None:
-    """Return the parsed source of a method, if it is certainly what *function* runs."""
+    """Return a method's parsed source, if it certainly matches *function*."""
     code = function.__code__
     try:
         # The whole file: its imports change instructions, its classes the names like `__private`.
@@ -127,7 +127,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _is_same(a: CodeType, b: CodeType) -> bool:
-    """Return whether two pieces of code are compiled of the same lines."""
+    """Return whether two code objects were compiled from the same lines."""
     parts = ("co_firstlineno", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
     if any(getattr(a, attribute) != getattr(b, attribute) for attribute in parts):
         return False
@@ -143,7 +143,7 @@ def _is_same(a: CodeType, b: CodeType) -> bool:
 
 
 class _NotProvenError(Exception):
-    """A row may be used for more than its columns."""
+    """The code may use a row for more than its columns."""
 
 
 class _Proof:
@@ -181,7 +181,7 @@ class _Proof:
         return read
 
     def _kind(self, node: ast.expr) -> str:
-        """Return what an expression is."""
+        """Classify an expression."""
         if isinstance(node, ast.Name):
             return self._kinds.get(node.id, _OTHER)
         if isinstance(node, ast.Subscript) and self._kind(node.value) == _ROWS:
@@ -231,7 +231,7 @@ class _Proof:
             raise _NotProvenError
 
     def _check_bindings(self) -> None:
-        """Check that the names of rows are bound to nothing else."""
+        """Check that the names of rows are not bound to anything else."""
         for node in ast.walk(self._method):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 if node.id in self._kinds and not self._is_binding_of_rows(node):
@@ -258,7 +258,7 @@ class _Proof:
         )
 
     def _is_parameter_of_key(self, argument: ast.arg) -> bool:
-        """Return whether *argument* is of `key=lambda row: ...` in a call with rows."""
+        """Return whether *argument* belongs to `key=lambda row: ...` in a call with rows."""
         function = self._parents[self._parents[argument]]
         keyword = self._parents[function]
         return (
@@ -269,7 +269,7 @@ class _Proof:
         )
 
     def _check_use(self, node: ast.expr, columns: Collection[str], read: set[str]) -> None:
-        """Check how an expression of rows is used, and collect the column that it reads."""
+        """Check the use of an expression over rows, and collect the column that it reads."""
         parent = self._parents[node]
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             return  # see `_check_bindings`
@@ -293,7 +293,7 @@ class _Proof:
 
 
 def _column_of(node: ast.expr, parent: ast.AST) -> str | None:
-    """Return the column that *parent* reads of the row *node*; None if it does anything else."""
+    """Return the column that *parent* reads from the row *node*; None for other uses."""
     match parent:
         case ast.Attribute(attr=name, ctx=ast.Load()):
             return None if hasattr(Row, name) else name  # `row.count` is a method
@@ -304,7 +304,7 @@ def _column_of(node: ast.expr, parent: ast.AST) -> str | None:
 
 
 def _bound_by(node: ast.AST) -> Iterator[str]:
-    """Yield the names that *node* binds or declares by text."""
+    """Yield the names that *node* binds or declares as text."""
     if isinstance(node, _SCOPES):
         yield node.name
     elif isinstance(node, ast.Global | ast.Nonlocal):

@@ -1,5 +1,5 @@
 """
-The input of an operator: facts of its plan, and how its rows get their keys.
+The input of an operator: facts about its plan, and how its rows get their keys.
 
 The facts are its watermark, event time, sources, and whether it keeps state of Spark's own.  The
 tasks get each row, or what Spark has aggregated of a micro-batch.
@@ -69,7 +69,7 @@ def input_plan(frame: DataFrame) -> InputPlan:
 
 
 def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
-    """Return the facts from the names of a plan's streaming nodes and their streaming children."""
+    """Derive the facts from a plan's streaming nodes and their streaming children."""
     has_watermark = False
     is_stateless = True
     sources = 0
@@ -81,14 +81,14 @@ def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
 
 
 def event_time_column(schema: StructType) -> str | None:
-    """Return the column of an input with the watermark, if it has exactly one, or None."""
+    """Return an input's column with a watermark, or None; raise if there are several."""
     names = [field.name for field in schema.fields if _WATERMARK_KEY in field.metadata]
     if not names:
         return None
     if len(names) > 1 or schema.names.count(names[0]) > 1:
         raise UsageError(
-            f"exactly one event time column is needed; these have a watermark: {', '.join(names)}, in "
-            f"({', '.join(schema.names)}). Drop or rename the others before groupBy"
+            f"the input must have exactly one event time column, but {', '.join(names)} have watermarks, in "
+            f"({', '.join(schema.names)}). Drop the other columns before groupBy"
         )
     return names[0]
 
@@ -97,7 +97,7 @@ def check_output_column(name: str, output: StructType, *, has_watermark: bool) -
     """Check the argument `eventTimeColumnName` against the output and the watermark."""
     if not has_watermark:
         raise UsageError(
-            f"eventTimeColumnName={name!r}: a watermark needs to be defined first; call "
+            f"eventTimeColumnName={name!r}: the input does not have a watermark; call "
             "withWatermark on the input"
         )
     if name not in output.names or not isinstance(output[name].dataType, TimestampType):
@@ -108,7 +108,7 @@ def check_output_column(name: str, output: StructType, *, has_watermark: bool) -
 
 
 def with_event_time(output: StructType, name: str, source: StructType) -> StructType:
-    """Return *output* with a column marked as event time, with the delay of *source*."""
+    """Mark a column of *output* as event time, with the delay of *source*."""
     delays = [column.metadata.get(_WATERMARK_KEY, 0) for column in source]
     mark = {_WATERMARK_KEY: max(delays, default=0)}
     return StructType(
@@ -143,17 +143,17 @@ class KeyedInput:
 
     @property
     def has_all_columns(self) -> bool:
-        """Whether the rows have all columns that the user has grouped."""
+        """Whether the rows contain all columns of the frame that the user grouped."""
         first = self.keyed.columns[self.keyed.first_input]
         return isinstance(first, str) and first == "*"
 
 
 class InputReducer(Protocol):
-    """Reduces the micro-batches of one operator in Spark, on Spark's thread of the query."""
+    """Reduces one operator's micro-batches in Spark, on the query's thread."""
 
     def partitioned(self, frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFrame:
         """
-        Return the tasks' input of a micro-batch, with one partition for each task.
+        Return the tasks' input for a micro-batch, with one partition per task.
 
         *is_small*: whether one task may read and reduce all of the input too, without a shuffle.
         """
@@ -161,42 +161,42 @@ class InputReducer(Protocol):
 
 class InputReduction(Protocol):
     """
-    What Spark computes of the rows of a micro-batch, before the tasks get the results.
+    A computation that Spark runs on a micro-batch's rows before the tasks.
 
     It is a value, because a server of Spark Connect gets it pickled.
     """
 
     @property
     def call(self) -> str:
-        """The name of the call that asks for it, for messages."""
+        """The name of the requesting call, for messages."""
 
     @property
     def work_ms(self) -> float:
-        """Work of the tasks that pays for one more task."""
+        """The amount of task work that justifies one more task."""
 
     def reducer(self, groups: KeyGroupRange) -> InputReducer:
-        """Return what reduces the micro-batches of the operator with these key groups."""
+        """Return the reducer for the micro-batches of an operator with these key groups."""
 
 
 class KeyedInputPlan(Protocol):
-    """Makes the keyed input of an operator."""
+    """Builds the keyed input of an operator."""
 
     @property
     def reduction(self) -> InputReduction | None:
-        """What Spark computes of the rows of a micro-batch first; None to send the rows."""
+        """The computation that Spark runs first on a micro-batch's rows; None to send the rows."""
 
     def keyed(
         self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange, to_read: ColumnsToRead
     ) -> KeyedFrame:
-        """Return the input with its keys and *to_read*, made of what *grouping* returns."""
+        """Return the input with its keys and *to_read*, built from *grouping*."""
 
     def event_time(self, source: KeyedInput) -> int | None:
-        """Return the position of the event time in the tasks' input, or None without one."""
+        """Return the position of the event time in the tasks' input, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class EachRow:
-    """The tasks get each row."""
+    """An input plan in which the tasks receive every row."""
 
     reduction: InputReduction | None = None
 
@@ -210,12 +210,12 @@ class EachRow:
         """See `KeyedInputPlan`; an input without a watermark is rejected."""
         if not source.is_stream:
             raise UsageError(
-                "the time mode EventTime needs a stream: a batch frame has no watermark; use None or "
-                "ProcessingTime"
+                "the time mode EventTime requires a stream, because a batch frame does not have a "
+                "watermark; use None or ProcessingTime"
             )
         if not source.facts.has_watermark:
             raise UsageError(
-                "the time mode EventTime needs a watermark; call withWatermark on the input before "
+                "the time mode EventTime requires a watermark; call withWatermark on the input before "
                 "groupBy"
             )
         name = event_time_column(source.frame.schema)

@@ -39,7 +39,7 @@ _IS_INITIAL = "__initial"
 @dataclass(frozen=True, slots=True)
 class KeyedFrame:
     """
-    A frame whose rows have their key group and key.
+    A frame whose rows contain their key group and key.
 
     Args:
         frame: Columns: the key group, then key columns that are computed, then the input's columns
@@ -58,7 +58,7 @@ class KeyedFrame:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """A frame and its key columns, each with the input column that it is, or None."""
+    """A frame and its key columns, each with its input column or None."""
 
     frame: DataFrame
     columns: Sequence[Column]
@@ -69,7 +69,7 @@ def keyed_frame(
     grouping: Grouping, key_groups: KeyGroupRange, to_read: ColumnsToRead | None = None
 ) -> KeyedFrame:
     """
-    Return the rows of a grouped frame with their key group, one of *key_groups*.
+    Return a grouped frame's rows with their key group from *key_groups*.
 
     It has all columns, or the keys and what *to_read* returns.
     """
@@ -113,12 +113,12 @@ def keyed_frame(
 
 
 def _needed(df: DataFrame, read: Collection[str], keys: Collection[str]) -> list[str]:
-    """Return the columns to send, in order; at least one, because tasks count rows by a column."""
+    """Return the columns to send, in order; at least one, so that tasks can count rows."""
     return [name for name in df.columns if name in read or name in keys] or df.columns[:1]
 
 
 def refuse_equal_names(frame: DataFrame, what: str, why: str) -> None:
-    """Reject two columns of one name, as Spark compares names (`spark.sql.caseSensitive`)."""
+    """Reject two columns with one name, compared as `spark.sql.caseSensitive` says."""
     names = frame.columns
     if frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
         names = [name.lower() for name in names]
@@ -127,19 +127,19 @@ def refuse_equal_names(frame: DataFrame, what: str, why: str) -> None:
     ]
     if twice:
         raise UsageError(
-            f"{what} has several columns of one name: {', '.join(twice)}. {why}: rename them, or "
-            "select the columns that are needed"
+            f"{what} contains several columns with the same name: {', '.join(twice)}. {why}: rename them, or "
+            "select only the needed columns"
         )
 
 
 def by_task(frame: DataFrame, tasks: int, key_groups: KeyGroupRange) -> DataFrame:
-    """Return a keyed frame with one partition for each task: the rows of its key groups."""
+    """Return a keyed frame with one partition per task, which contains its key groups."""
     # As text, in one call to the JVM; built from columns it would take fifty.
     return repartition_by_id(frame, tasks, task_of(INPUT_KEY_GROUP_COLUMN, key_groups, tasks))
 
 
 def task_of(key_group: str, key_groups: KeyGroupRange, tasks: int) -> str:
-    """Return SQL of the task that owns a key group of an operator, given as SQL."""
+    """Return the SQL of the task that owns a key group, which is also SQL."""
     index = f"({key_group} - {key_groups.start})" if key_groups.start else key_group
     return f"cast({index} * {tasks} div {len(key_groups)} as int)"
 
@@ -156,7 +156,7 @@ def grouping_of(grouped: GroupedData) -> Grouping:
 
 def not_plain(text: str) -> UsageError:
     """Return the error for a rollup, cube or pivot."""
-    return UsageError(f"state needs plain grouping keys, not {text:.200}")
+    return UsageError(f"stateful operators need plain grouping keys, not {text:.200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +170,22 @@ class InitialState:
 def initial_state(
     grouping: Grouping | None, stream: KeyedFrame, key_groups: KeyGroupRange
 ) -> InitialState | None:
-    """Return the initial state for the tasks of a stream, if there is any and its keys fit."""
+    """Return the initial state for the tasks of a stream, if there is one and its keys match."""
     if grouping is None:
         return None
     keyed = keyed_frame(grouping, key_groups)
     if keyed.frame.isStreaming:
-        raise UsageError("initialState takes df.groupBy(...) of a batch frame; this is a stream")
+        raise UsageError("initialState must be df.groupBy(...) of a batch frame, not of a stream")
     types = [field.dataType for field in keyed.key_schema]
     of_stream = [field.dataType for field in stream.key_schema]
     if types != of_stream:
         raise UsageError(
-            f"initialState is grouped by ({_text(types)}), the stream by ({_text(of_stream)}); group "
+            f"initialState is grouped by ({_text(types)}), but the stream by ({_text(of_stream)}); group "
             "both by keys of the same types"
         )
     if moved := moved_names(stream.key_schema.names, keyed.key_schema.names):
         raise UsageError(
-            f"initialState is grouped by ({', '.join(keyed.key_schema.names)}), the stream by "
+            f"initialState is grouped by ({', '.join(keyed.key_schema.names)}), but the stream by "
             f"({', '.join(stream.key_schema.names)}): {', '.join(moved)} is in a different position, and "
             "keys are matched by position; group both in the same order"
         )

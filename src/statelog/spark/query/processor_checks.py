@@ -1,5 +1,5 @@
 """
-Check a user's processor at the call, and describe its errors.
+Check a user's processor before the query starts, and describe its errors.
 
 The driver pickles a processor as Spark does to send it to the workers.  A processor in which
 `yield` is missing, or is where it must not be, gets a warning: a method that only makes Rows is not
@@ -39,7 +39,7 @@ class ProcessExit(SystemExit):
 
 
 def described(error: BaseException) -> str:
-    """Return the error as a clause for the middle of a message."""
+    """Describe the error as a clause inside a message."""
     if isinstance(error, UsageError):
         return str(error)
     if isinstance(error, SystemExit):
@@ -52,7 +52,7 @@ def described(error: BaseException) -> str:
 
 
 def copy_of(processor: AnyProcessor) -> AnyProcessor:
-    """Return a copy of a processor as a worker gets it; a broadcast variable in it is rejected."""
+    """Return a processor as a worker receives it; reject broadcast variables in it."""
     data = pickled(processor)
     try:
         copy: AnyProcessor = cloudpickle.loads(data)
@@ -60,19 +60,19 @@ def copy_of(processor: AnyProcessor) -> AnyProcessor:
         if condition_of(error) != _BROADCAST:
             raise
         raise UsageError(
-            f"{type(processor).__name__} holds a broadcast variable, which Spark sends to the workers "
-            "with its functions only, not with a processor; its own transformWithState fails with it "
-            "too. Keep the value in the processor instead (self.table = variable.value), or load a large "
+            f"{type(processor).__name__} contains a broadcast variable, which Spark sends to the workers "
+            "only with functions, not with a processor; Spark's transformWithState fails "
+            "too. Store the value in the processor instead (self.table = variable.value), or load a large "
             "one in init(), for example from a file of spark.sparkContext.addFile by SparkFiles.get(name)"
         ) from error
     return copy
 
 
 def pickled(processor: AnyProcessor) -> bytes:
-    """Return a processor as Spark sends it to the workers; reject what cannot be sent."""
+    """Return a processor as Spark sends it to the workers; raise if it cannot be sent."""
     if isinstance(processor, type):
         raise UsageError(
-            f"statefulProcessor is the class {processor.__name__}; give an instance: "
+            f"statefulProcessor is the class {processor.__name__}; pass an instance: "
             f"{processor.__name__}(...)"
         )
     methods = ("init", face_of(processor).methods.rows)
@@ -99,7 +99,7 @@ def _unpicklable_attribute(processor: AnyProcessor) -> str:
 
 
 def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bool) -> None:
-    """Reject methods that cannot be called with their arguments, before the first rows."""
+    """Reject methods whose parameters do not match the call, before the first rows."""
     face = face_of(processor)
     base = face.processor_type
     of_rows, of_timer, of_initial = face.methods
@@ -114,7 +114,7 @@ def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bo
             signature.bind(*expected)
         except TypeError as error:
             raise UsageError(
-                f"{type(processor).__name__}.{name} has the parameters {signature}; it is called with "
+                f"{type(processor).__name__}.{name} has the parameters {signature}, but is called with "
                 f"({', '.join(expected)}): {error}"
             ) from error
 
@@ -130,7 +130,7 @@ def warn_of_missing_yield(
 def missing_yields(
     processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
 ) -> list[str]:
-    """Return what is certainly wrong with the methods of a processor with these output columns."""
+    """Return what is certainly wrong with a processor's methods for these output columns."""
     face = face_of(processor)
     of_rows, of_timer, of_initial = face.methods
     name = type(processor).__name__
@@ -149,26 +149,26 @@ def missing_yields(
         messages.append(
             f"{name}.{methods} no `yield` and {'return' if has_timers else 'returns'} None, so no row "
             f"is ever output, though the output has the columns {names}{more}: write `yield` in front "
-            "of each output row, or `return iter(())` where no row is meant"
+            "of each output row, or `return iter(())` if no row is intended"
         )
     initial = plain_function(processor, of_initial) if has_initial else None
     if initial is not None and initial.__code__.co_flags & _SUSPENDED:
         messages.append(
             f"{name}.{of_initial} has a `yield`, so its body never runs and the initial state is lost: "
-            "it outputs no rows, remove the `yield`"
+            "remove the `yield`, because this method cannot output rows"
         )
     return messages
 
 
 def plain_function(processor: AnyProcessor, name: str) -> FunctionType | None:
-    """Return a method as a plain function; None if it is something else."""
+    """Return a method as a plain function; None if it is not one."""
     method = getattr(processor, name, None)
     function = getattr(method, "__func__", method)
     return function if isinstance(function, FunctionType) else None
 
 
 def _returns_only_none(function: FunctionType | None) -> bool:
-    """Return whether a function certainly returns None, where it returns."""
+    """Return whether a function certainly returns None whenever it returns."""
     if function is None or function.__code__.co_flags & _SUSPENDED:
         return False
     returns = _returns(function.__code__)

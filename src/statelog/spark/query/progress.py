@@ -1,4 +1,4 @@
-"""The figures of one micro-batch, and the callers' objects that get them."""
+"""The figures of one micro-batch, and the user's objects that receive them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class BatchProgress(BatchFigures):
 
     @classmethod
     def from_json(cls, values: JsonObject) -> BatchProgress:
-        """Return the progress of the JSON form; other names are figures of extensions."""
+        """Parse the JSON form of a progress; unknown names are figures of extensions."""
         names = {declared.name for declared in fields(cls)}
         figures = {name: value for name, value in values.items() if name in names}
         extras = {name: value for name, value in values.items() if name not in names}
@@ -152,7 +152,7 @@ class Observers:
 
     def after(self, before: Observers) -> Observers:
         """
-        Return them and the observers of earlier operators together.
+        Combine these observers with those of earlier operators.
 
         Raise `UsageError` for two of a kind.
         """
@@ -163,8 +163,8 @@ class Observers:
         for name, pair in pairs.items():
             if None not in pair and pair[0] != pair[1]:
                 raise UsageError(
-                    f"{name} differs here from an operator before this one; it observes the whole query: give "
-                    "it once"
+                    f"{name} differs from the value of an earlier operator, but it applies to the whole query: pass "
+                    "it only once"
                 )
         return Observers(self.on_progress or before.on_progress, self.metrics or before.metrics)
 

@@ -36,7 +36,7 @@ _SPELLED: Final = {"processingtime": "ProcessingTime", "eventtime": "EventTime"}
 def mode_of(
     name: str, value: object, allowed: tuple[str, ...], error: type[UsageError] = UsageError
 ) -> str:
-    """Return a mode in lower case, if it is one of *allowed*; else raise *error*."""
+    """Return a mode in lower case; raise *error* if it is not in *allowed*."""
     if not isinstance(value, str) or value.lower() not in allowed:
         modes = ", ".join(f'"{_SPELLED.get(mode, mode.capitalize())}"' for mode in allowed)
         raise error(f"{name} must be one of {modes}, not {value!r}")
@@ -98,7 +98,7 @@ class OperatorDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query that is about to start, as the driver needs it."""
+    """A query that is about to start, in the form that the driver needs."""
 
     operators: tuple[OperatorDefinition, ...]
     settings: QuerySettings
@@ -133,6 +133,6 @@ class Query:
 
 
 def time_mode_of(operators: Sequence[OperatorDefinition]) -> str:
-    """Return the time mode of the operators with timers; "none" without such an operator."""
+    """Return the time mode of the operators with timers; "none" if there is no such operator."""
     modes = (operator.time_mode for operator in operators)
     return next((mode for mode in modes if mode != "none"), "none")

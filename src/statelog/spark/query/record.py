@@ -1,5 +1,5 @@
 """
-What a query records of its keys: the setting `record`, and its part for the tasks of an operator.
+The setting `record`, which selects the keys to record, and its part for an operator's tasks.
 
 As text each field has its own key: `record.keys`, `record.share`, ...
 """
@@ -39,7 +39,7 @@ def _share(value: object) -> float:
 
 
 def _unchecked(value: object, name: str, *, error: type[UsageError] = UsageError) -> object:
-    """Return *value*: the kind itself rejects wrong ones, with an error that does not show keys."""
+    """Return *value* unchecked: the kind rejects wrong values without showing keys."""
     return value
 
 
@@ -57,7 +57,7 @@ _SHARE: Final = Kind("0 to 1", _share, check=_unchecked)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """
-    What to record of keys, for `statelog replay`.
+    Which keys to record for `statelog replay`, and how much.
 
     It is personal data where the rows are.  Without a field nothing is recorded.
 
@@ -86,7 +86,7 @@ class Record:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is recorded."""
+        """Whether recording is on."""
         return self.failed or self.share > 0 or bool(self.keys)
 
 
@@ -106,7 +106,7 @@ _KEY_NAMES: Final = ", ".join(declared.key for declared in FIELDS)
 RECORD: Final = Kind(
     "a `Record`",
     _record,
-    f"a statelog.spark.Record (outside of the code, the options {_KEY_NAMES})",
+    f"a statelog.spark.Record (outside the code, the options {_KEY_NAMES})",
     shows_value=False,
 )
 
@@ -119,7 +119,7 @@ def keeps_rows(settings: QuerySettings) -> str:
 @dataclass(frozen=True, slots=True)
 class RecordSpec:
     """
-    What the tasks of an operator record.
+    The recording part of an operator's tasks.
 
     Args:
         share: The share of all keys, 0 to 1.

@@ -45,13 +45,13 @@ T = TypeVar("T")
 _log = logging.getLogger("statelog.spark")
 
 _OBSERVERS: Final = {"onprogress": "on_progress", "metrics": "metrics"}
-"""Arguments that are objects, by the plain names under which they are given as settings."""
+"""Arguments that are objects, by the plain names of their settings."""
 _BY_SESSION: Final = (Place.SESSION,)
 _BY_CODE: Final = (Place.CODE, Place.OPERATOR)
 _BY_WRITER: Final = (Place.WRITER,)
 _REFUSAL: Final[Mapping[tuple[Place, ...], str]] = {
-    _BY_SESSION: "it belongs to one query: give it in the code, or as an option of the writer",
-    _BY_WRITER: "it belongs to the operator: give it to transform_with_state",
+    _BY_SESSION: "it belongs to one query: set it in the code, or as an option of the writer",
+    _BY_WRITER: "it belongs to the operator: pass it to transform_with_state",
 }
 
 
@@ -65,17 +65,17 @@ _NAMES: Final = {_plain(name): name for name in _DECLARED}
 _OF_OPERATOR: Final = {
     plain for plain, name in _NAMES.items() if Place.OPERATOR in _DECLARED[name].only
 }
-"""The settings that each operator of a query has for itself, by their plain names."""
+"""The settings that each operator of a query has separately, by plain name."""
 
 
 def _nearest(key: str) -> str:
-    """Return the setting whose name is nearest to *key*, or ""."""
+    """Return the setting with the name closest to *key*, or ""."""
     return _NAMES.get(nearest(_plain(key), _NAMES), "")
 
 
 def unknown_arguments(arguments: Mapping[str, object]) -> dict[str, str]:
     """
-    Return the arguments that are not settings, with the nearest setting or "".
+    Return the arguments that are not settings, with the closest setting or "".
 
     Options have a dot.
     """
@@ -88,28 +88,30 @@ def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
     unknown = unknown_arguments(arguments)
     if unknown:
         near = [name for name in unknown.values() if name]
-        hint = f"it takes Spark's and {', '.join(OperatorSettings.__annotations__)}"
+        hint = f"its arguments are Spark's and {', '.join(OperatorSettings.__annotations__)}"
         if near:
             hint = f"did you mean {', '.join(map(repr, near))}?"
-        raise UsageError(f"transform_with_state has no argument {', '.join(unknown)}; {hint}")
+        raise UsageError(
+            f"transform_with_state does not have the argument {', '.join(unknown)}; {hint}"
+        )
 
 
 def chained_arguments(
     before: Mapping[str, object], arguments: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the settings of a query with another operator."""
+    """Return the settings of a query after adding an operator."""
     given_names = {_plain(name): name for name, value in arguments.items() if value is not None}
     chained = {n: value for n, value in before.items() if _plain(n) not in _OF_OPERATOR}
     for name, value in chained.items():
         asked_name = given_names.get(_plain(name), name)
         if value is not None and arguments.get(asked_name, value) != value:
             # A mapping or an object may hold credentials, so that only its name is shown.
-            difference = "differs here from"
+            difference = "differs from the value of"
             if isinstance(value, str | int | float):
-                difference = f"is {arguments[asked_name]!r} here and {value!r} at"
+                difference = f"is {arguments[asked_name]!r} for this operator but {value!r} for"
             raise UsageError(
-                f"{asked_name} {difference} an operator before this one; it applies to the whole query: give "
-                "it once"
+                f"{asked_name} {difference} an earlier operator; it applies to the whole query: set "
+                "it only once"
             )
     return chained | {name: arguments[name] for name in given_names.values()}
 
@@ -153,7 +155,7 @@ def resolve_settings(
 
 
 def _of_code(arguments: Mapping[str, object]) -> Iterator[Entry]:
-    """Yield what the code sets; a `Record` sets all its fields."""
+    """Yield the settings in the code; a `Record` sets all its fields."""
     for name, value in arguments.items():
         origin = f"argument {name!r}"
         if isinstance(value, Record) and _plain(name) == SECTION:
@@ -163,12 +165,12 @@ def _of_code(arguments: Mapping[str, object]) -> Iterator[Entry]:
 
 
 def _taken(values: Values, key: str, default: T) -> T:
-    """Remove an option that no class takes as it is, and return its value."""
+    """Remove and return an option that needs conversion."""
     return cast("T", values.pop(key)[1]) if key in values else default
 
 
 def _find(places: tuple[Place, ...], key: str) -> Option | ForeignKey:
-    """Return the setting or the option that *key* names in a place."""
+    """Return the setting or the option that *key* names in an origin."""
     if (name := _NAMES.get(_plain(key))) is None:
         return _find_option(key)
     setting = _DECLARED[name]
@@ -182,7 +184,7 @@ def _find(places: tuple[Place, ...], key: str) -> Option | ForeignKey:
 def _find_option(key: str) -> Option | ForeignKey:
     if (name := _OBSERVERS.get(_plain(key))) is not None:
         raise InvalidOptionsError(
-            f"{name} is not a setting: give it to transform_with_state as an argument"
+            f"{name} is not a setting: pass it to transform_with_state as an argument"
         )
     try:
         declared = find_option(key)
@@ -197,13 +199,13 @@ def _find_option(key: str) -> Option | ForeignKey:
     else:
         reason = declared.reason if declared.allowed is None else ""
     if reason:
-        raise InvalidOptionsError(f"{key} has no effect in a query, remove it: {reason}")
+        raise InvalidOptionsError(f"{key} has no effect in a query; remove it: {reason}")
     return declared
 
 
 def _warn_of_variables(environ: Mapping[str, str]) -> None:
     """
-    Warn of environment variables without effect in a query.
+    Warn about environment variables that have no effect in a query.
 
     They are not rejected: a process may have them for its own changelogs.
     """

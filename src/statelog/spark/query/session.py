@@ -1,4 +1,4 @@
-"""What an entry point asks of a session, classic or of Spark Connect."""
+"""Provide the functions of a session, classic or Spark Connect, for entry points."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def refuse_connect(entry: str, session: object) -> None:
     """Reject a session of Spark Connect, for a function that needs the driver's JVM."""
     if is_connect(session):
         raise UsageError(
-            f"{entry} does not work on Spark Connect: it needs the JVM of the driver. Call it in a "
+            f"{entry} is not supported on Spark Connect: it needs the driver's JVM. Call it in a "
             "classic session, such as one from SparkSession.builder.master(...) without a remote "
             "address"
         )
 
 
 def session_of(grouped: object) -> SparkSession:
-    """Return the session of a grouped frame, classic or of Spark Connect."""
+    """Return the session of a grouped frame, classic or Spark Connect."""
     kind = type(grouped)
     is_grouped = isinstance(grouped, GroupedData) or (
         is_connect(grouped) and kind.__name__ == GroupedData.__name__
@@ -49,7 +49,7 @@ def session_of(grouped: object) -> SparkSession:
 
 
 def use_this_python(session: SparkSession) -> None:
-    """Run local workers on the driver's interpreter unless PYSPARK_PYTHON names another."""
+    """Run local workers with the driver's interpreter unless PYSPARK_PYTHON is set."""
     context = session.sparkContext
     is_chosen = "PYSPARK_PYTHON" in os.environ or context.getConf().get("spark.pyspark.python")
     if not is_chosen and str(context.master).startswith("local"):
@@ -57,7 +57,7 @@ def use_this_python(session: SparkSession) -> None:
 
 
 def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
-    """Return a schema of named columns, which may be given as DDL text."""
+    """Return a schema of named columns, also from DDL text."""
     if isinstance(schema, StructType):
         return schema
     parsed = parsed_ddl(session, schema) if isinstance(schema, str) else None
@@ -67,7 +67,7 @@ def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
 
 
 def output_schema(session: SparkSession, schema: StructType | str) -> StructType:
-    """Return the schema of the output; an error of Spark's parser names the argument."""
+    """Return the output schema; errors of Spark's parser mention the argument."""
     try:
         return parse_schema(session, schema)
     except PySparkException as error:

@@ -46,7 +46,7 @@ BESIDE_CHECKPOINT: Final = "checkpoint"
 
 
 class Place(enum.Enum):
-    """The places where a setting may be set."""
+    """The places where a setting can be set."""
 
     SESSION = enum.auto()
     CODE = enum.auto()
@@ -68,7 +68,7 @@ def _checkpoint(value: object) -> int | str:
 
 
 def _tasks(value: object) -> tuple[int, int | None]:
-    """Return the fewest and the most tasks; None for the number of cores."""
+    """Return the minimum and maximum number of tasks; None for the number of cores."""
     first, dash, last = str(value).partition("-")
     least = COUNT.read(first)
     most = COUNT.read(last) if last.strip() else None
@@ -127,7 +127,7 @@ _MOST_FAILED: Final = Kind(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuerySettings:
     """
-    The settings of one stateful query; `OperatorSettings` documents each field but these.
+    The settings of one stateful query; `OperatorSettings` documents most of the fields.
 
     Args:
         base_location: In which folder is the state of all queries of a session stored, each in a
@@ -161,7 +161,7 @@ class QuerySettings:
         "storageOptions",
         AS_GIVEN,
         only=_CODE,
-        values="mapping; elsewhere one key `storageOptions.<name>` each",
+        values="mapping; elsewhere one key `storageOptions.<name>` per option",
     )
     operator_id: str | None = option(None, "operator", TEXT, only=_OPERATOR)
     max_parallelism: int = option(
@@ -187,7 +187,7 @@ class QuerySettings:
         Record(),
         "record",
         RECORD,
-        values="a `Record`; elsewhere one key `record.<name>` each",
+        values="a `Record`; elsewhere one key `record.<name>` per field",
     )
     retention: dt.timedelta = option(dt.timedelta(days=7), "retention", DURATION)
 
@@ -203,31 +203,31 @@ class QuerySettings:
         _ = self.backend  # made here, so that wrong values are rejected at once
         if self.adopt and self.checkpoint == "empty":
             raise InvalidOptionsError(
-                "adopt continues from existing state, checkpoint='empty' requires that there is "
+                "adopt continues from existing state, but checkpoint='empty' requires that there is "
                 "none: remove one of them",
                 fields=("adopt", "checkpoint"),
             )
 
     def task_bounds(self, cores: int) -> TaskBounds:
-        """Return the fewest and the most tasks of a micro-batch."""
+        """Return the minimum and maximum number of tasks of a micro-batch."""
         least, most = self.tasks
         return TaskBounds(least, most or max(least, min(cores, self.max_parallelism)))
 
     @property
     def backend(self) -> StateBackendConfig:
-        """Where the workers keep the state."""
+        """Where workers store the state."""
         options = self.options.state
         return StateBackendConfig(options.backend, self.memory_budget, options.local_directory)
 
     def backend_of_each(self, operators: int) -> StateBackendConfig:
-        """Return where the workers keep the state of each operator; they share the memory."""
+        """Return where workers store each operator's state; operators share the memory."""
         return replace(
             self.backend, budget_bytes=max(self.memory_budget // operators, LEAST_BUDGET)
         )
 
     @property
     def keeps_rows(self) -> str:
-        """The key of the setting that keeps rows, to run a changed processor on them; "" for none."""
+        """The key of the setting that records rows for a replay; "" if none is on."""
         keeping = [row.keeps_rows for row in EXTENSIONS if row.keeps_rows]
         keys = (loaded(path, FunctionType)(self) for path in keeping)
         return next(filter(None, keys), "")
@@ -249,7 +249,7 @@ class QuerySettings:
             raise UsageError(
                 f"{CONF_PREFIX}baseLocation is a base folder: the state of each query is stored in "
                 f"it under its name. Give the query a queryName without '/' (it is {query_name!r}), "
-                f"or a location of its own by .option('{OPTION_PREFIX}stateLocation', ...)"
+                f"or a separate location with .option('{OPTION_PREFIX}stateLocation', ...)"
             )
         return f"{(self.base_location or '').rstrip('/')}/{query_name}"
 
@@ -353,7 +353,7 @@ describe_values(OperatorSettings, SETTINGS)
 
 
 def names_settings(function: Function) -> Function:
-    """Put the names of all settings into the docstring of a function that takes them."""
+    """Add the names of all settings to the docstring of a function that accepts them."""
     names = ", ".join(OperatorSettings.__annotations__)
     lines = textwrap.wrap(f"{names}.  `help(OperatorSettings)` describes each.", 84)
     text = "\n".join([_REFERENCE.replace(".", ":"), *(" " * 12 + line for line in lines)])

@@ -1,5 +1,5 @@
 """
-State variables as a processor's `init` asks for them, and the objects that it gets.
+The state variables that a processor's `init` declares, and their objects.
 
 The objects are PySpark's classes by type and by method names, and statelog's state by content: no
 socket, no serialization per call.  `StateVariables` has the methods of all handles, so that a kind
@@ -188,7 +188,7 @@ def methods_of(state: type[BoundState]) -> list[str]:
 
 
 def bind_variable(cursor: Cursor, state_id: int, codec: StateCodec) -> BoundState:
-    """Return the object through which a processor uses a state variable."""
+    """Return the object with which a processor accesses a state variable."""
     classes = classes_of(codec.descriptor.kind)
     bound = classes.expiring if codec.expires else classes.plain
     return bound.bound_to(cursor, state_id, codec)
@@ -197,7 +197,7 @@ def bind_variable(cursor: Cursor, state_id: int, codec: StateCodec) -> BoundStat
 @dataclass(frozen=True, slots=True)
 class WantedVariable:
     """
-    A state variable that `init` asks for.
+    A state variable that `init` declares.
 
     Args:
         name: Its name.
@@ -217,7 +217,7 @@ class WantedVariable:
 
 
 class StateVariables(ExtendedHandle, StatefulProcessorHandle):
-    """The methods of a handle that ask for state variables."""
+    """The methods of a handle that declare state variables."""
 
     @abstractmethod
     def _variable(self, asked: WantedVariable) -> Any:
@@ -238,9 +238,9 @@ class StateVariables(ExtendedHandle, StatefulProcessorHandle):
         reduce: ReduceFunction,
         ttlDurationMs: int | None = None,
     ) -> ReducingState:
-        """Return the reducing state *stateName*; *reduce* makes one tuple of two."""
+        """Return the reducing state *stateName*; *reduce* combines two tuples into one."""
         if not callable(reduce):
-            raise UsageError(f"state {stateName!r}: reduce is a function, not {given(reduce)}")
+            raise UsageError(f"state {stateName!r}: reduce must be a function, not {given(reduce)}")
         variable = WantedVariable(
             stateName,
             StateKind.VALUE,
@@ -257,10 +257,12 @@ class StateVariables(ExtendedHandle, StatefulProcessorHandle):
         aggregateFunction: AggregateFunction,
         ttlDurationMs: int | None = None,
     ) -> AggregatingState:
-        """Return the aggregating state *stateName*, with accumulators of the given schema."""
+        """Return the aggregating state *stateName*, with accumulators of a schema."""
         for method in ("create_accumulator", "add", "get_result", "merge"):
             if not callable(getattr(aggregateFunction, method, None)):
-                raise UsageError(f"state {stateName!r}: its function has no method {method}()")
+                raise UsageError(
+                    f"state {stateName!r}: its function does not have a method {method}()"
+                )
         variable = WantedVariable(
             stateName,
             StateKind.VALUE,
@@ -294,7 +296,7 @@ class StateVariables(ExtendedHandle, StatefulProcessorHandle):
 
 
 class Unusable:
-    """What `init` gets on the driver in place of what only a call for a key has."""
+    """The driver's placeholder in `init` for objects that exist only with a key."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -306,7 +308,7 @@ class Unusable:
 
 
 class RefusedState:
-    """A state variable of a task that the operator does not have."""
+    """A task's state variable that the operator does not have."""
 
     def __init__(self, kind: StateKind, error: UsageError) -> None:
         self._kind = kind
@@ -322,7 +324,7 @@ class RefusedState:
 
 
 def refuse_use(state: BoundState | RefusedState, name: str) -> None:
-    """Let every method of a state variable say that the variable was deleted."""
+    """Make every method of a state variable report that the variable was deleted."""
     if isinstance(state, RefusedState):
         state._deleted = name
         return

@@ -1,5 +1,5 @@
 """
-Unite several inputs in one stream, so that one processor keeps state over all of them.
+Combine several inputs into one stream, so that one processor keeps state for all of them.
 
 Spark's transformWithState has one input, as has statelog.  Flink's `connect` and
 `KeyedCoProcessFunction` have two; here each row says which input it is from, and the other columns
@@ -25,7 +25,7 @@ def tagged_union(
     inputs: Mapping[str, DataFrame], keys: Sequence[str], event_time: str | None = None
 ) -> DataFrame:
     """
-    Unite inputs by their keys, each with its other columns in a struct of its name.
+    Combine inputs by key; the other columns of each input become a struct with its name.
 
     The processor is called once for a key and micro-batch, with the rows of all inputs.  (Flink's
     `KeyedCoProcessFunction` has a method for each input, and no fixed order of the calls.)
@@ -58,7 +58,7 @@ def tagged_union(
 
 
 def _part(inputs: Mapping[str, DataFrame], name: str, shared: Sequence[str]) -> DataFrame:
-    """Return the rows of one input in the columns of the union."""
+    """Convert the rows of one input to the columns of the union."""
     frame = inputs[name]
     columns: list[Column] = [lit(name).alias(INPUT_COLUMN), *(frame[sql_name(c)] for c in shared)]
     for other_name, other in inputs.items():
@@ -80,13 +80,13 @@ def _struct_of(frame: DataFrame, shared: Sequence[str]) -> StructType:
 
 def _check(inputs: Mapping[str, DataFrame], shared: Sequence[str]) -> None:
     if not inputs:
-        raise UsageError("tagged_union needs at least one input")
+        raise UsageError("tagged_union requires at least one input")
     if not shared:
-        raise UsageError("tagged_union needs the key columns that its inputs share")
+        raise UsageError("tagged_union requires the key columns that its inputs share")
     for name, frame in inputs.items():
         if name == INPUT_COLUMN or name in shared:
             raise UsageError(
-                f"an input cannot be called {name!r}: the union has a column of this name"
+                f"an input cannot be named {name!r}: the union has a column with this name"
             )
         if missing := [column for column in shared if column not in frame.columns]:
             raise UsageError(

@@ -36,11 +36,11 @@ def python_bytes(batch: pa.RecordBatch) -> int:
 
 
 class RowFormat(Protocol):
-    """Makes the input and the output of one task; is sent to the task pickled."""
+    """Creates the input and the output of one task; the driver sends it pickled."""
 
     @property
     def rows_at_once(self) -> int:
-        """Most rows of one key in one frame; 0 where the processor does not get frames."""
+        """Maximum rows of one key per frame; 0 if the processor does not get frames."""
 
     @property
     def splits_keys(self) -> bool:
@@ -56,7 +56,7 @@ class RowFormat(Protocol):
         """Return an empty output."""
 
     def of_columns(self, columns: StructType) -> RowFormat:
-        """Return the format for an output with other columns."""
+        """Return the format for an output with different columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class PandasRowFormat:
 
 
 class KeepingFormat:
-    """A row format whose inputs keep their rows in columns too."""
+    """A row format whose inputs also keep their rows in columns."""
 
     def __init__(self, plain: RowFormat) -> None:
         self.plain = plain

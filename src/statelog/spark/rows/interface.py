@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RowLike: TypeAlias = "Row | pd.DataFrame"
-"""What a processor gets and yields: one row, or a frame of rows."""
+"""The unit that a processor gets and yields: one row, or a frame of rows."""
 
 
 MOST_NAMES: Final = 100
-"""Most other names that are noted; a Row may get its names from data."""
+"""Maximum number of unknown names to record, because a Row's names may come from data."""
 
 
 class UnnamedColumns(NamedTuple):
     """
-    The output columns that no Row of a task names, which are null.
+    The output columns that no Row of a task sets and that are therefore null.
 
     *other_names* are fields of the Rows that are not output columns, at most `MOST_NAMES`.
     """
@@ -45,65 +45,65 @@ class KeyedInput(Protocol):
         """Return the key groups that have rows, in the order in which they are processed."""
 
     def table_keys(self, key_group: int) -> Sequence[Key]:
-        """Return the keys as tables hold them."""
+        """Return the keys as tables store them."""
 
     def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Iterator[RowLike]]]:
-        """Yield each key as tables hold it and as the processor gets it, and its rows."""
+        """Yield each key as stored and as passed to the processor, with its rows."""
 
 
 @runtime_checkable
 class ReadAgain(Protocol):
-    """An input whose rows can be made again."""
+    """An input whose rows can be created again."""
 
     def again(self) -> KeyedInput:
-        """Return the same rows as objects that no call of a processor has changed."""
+        """Return the same rows as objects that no processor call has changed."""
 
 
 class Output(Protocol):
-    """Collects what a processor yields, and converts it to record batches."""
+    """Collects a processor's results, and converts them to record batches."""
 
     @property
     def items(self) -> Sized:
-        """What was yielded since the last batch; the same object all the time."""
+        """The items yielded since the last batch; always the same object."""
 
     @property
     def pending(self) -> int:
-        """The number of rows that the next batch will have."""
+        """The number of rows in the next batch."""
 
     @property
     def unnamed(self) -> UnnamedColumns | None:
-        """The columns that no row names; None if there are none, as in frames and tables."""
+        """The columns that no row sets; None if there are none, as for frames and tables."""
 
     def extend(self, produced: Iterable[RowLike]) -> None:
-        """Run one call's generator, and take what it yields."""
+        """Run one call's generator, and collect the items that it yields."""
 
     def batch(self) -> pa.RecordBatch:
-        """Return all rows as one batch; raises `UnfitOutputError` if a value does not fit."""
+        """Return all rows as one batch; raise `UnfitOutputError` if a value does not fit."""
 
     def clear(self) -> None:
-        """Drop all rows."""
+        """Discard all rows."""
 
 
 class OutputCollector(Protocol):
-    """Takes what a processor yields during a run."""
+    """Collects the items that a processor yields during a run."""
 
     @property
     def items(self) -> Sized:
-        """What was yielded since the last conversion; the same object all the time."""
+        """The items yielded since the last conversion; always the same object."""
 
     @property
     def calls(self) -> OutputCalls:
-        """Which call yielded each of the items, as the run notes it."""
+        """The call that yielded each item, as recorded by the run."""
 
     @property
     def extend(self) -> Callable[[Iterable[RowLike]], None]:
-        """A function that runs one call's generator, and takes what it yields."""
+        """A function that runs one call's generator, and collects the items that it yields."""
 
     def bound_each_call(self) -> None:
-        """Bound the memory that the rows of one call use."""
+        """Limit the memory that the rows of one call use."""
 
     def convert_if_many(self) -> None:
-        """Convert the rows between key groups once they are many; raises as `flush`."""
+        """Convert the rows between key groups once there are many; raises like `flush`."""
 
     def flush(self) -> None:
-        """Convert all rows; raises `UnfitOutputError` if one does not fit."""
+        """Convert all rows; raise `UnfitOutputError` if a row does not fit."""

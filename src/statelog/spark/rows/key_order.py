@@ -49,14 +49,14 @@ NO_ROWS = KeyOrder(np.empty(0, np.int64), np.empty(0, np.int64), [0], {})
 
 @dataclass(slots=True)
 class KeptRows:
-    """The rows of a task's input in columns, in the order of keys, and the distinct keys."""
+    """A task's input rows in columns, sorted by key, and the distinct keys."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     order: KeyOrder = NO_ROWS
     key_columns: list[pa.Array] = field(default_factory=list)
 
     def numbers(self, key: int) -> RowNumbers:
-        """Return the numbers of the rows of the key with this index."""
+        """Return the row numbers of the key with this index."""
         return self.order.rows[self.order.bounds[key] : self.order.bounds[key + 1]]
 
     def key_at(self, key_group: int, position: int) -> int:
@@ -76,11 +76,11 @@ class KeyedRows:
         self.kept_rows: KeptRows | None = None
 
     def keep_rows(self) -> None:
-        """Keep what `read` gets in columns, so that the rows of a key can be recorded."""
+        """Keep the rows from `read` in columns, so that the rows of a key can be recorded."""
         self.kept_rows = KeptRows()
 
     def _sort(self, key_groups: KeyGroups, key_columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """Sort the rows, keep the keys, and return their columns as the processor gets them."""
+        """Sort the rows, store the keys, and return the columns for the processor."""
         self.row_count = len(key_groups)
         self._order = key_order(key_groups, key_columns, self._codec)
         firsts = pa.array(self._order.firsts)
@@ -104,13 +104,13 @@ class KeyedRows:
         return list(self._order.ranges)
 
     def table_keys(self, key_group: int) -> list[Key]:
-        """Return the keys as tables hold them."""
+        """Return the keys as tables store them."""
         return self._keys[slice(*self._order.ranges.get(key_group, (0, 0)))]
 
 
 def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: KeyCodec) -> KeyOrder:
     """
-    Return the order of a task's rows, of which there is at least one.
+    Return the order of a task's rows; there must be at least one row.
 
     Keys of one key group are ordered by first appearance, and so are key groups: the rows of a
     small micro-batch are delivered nearly in the order of arrival.
@@ -138,17 +138,17 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
 
 
 class RowsByKey(NamedTuple):
-    """Row numbers by key, in the order of arrival, and where each key begins and ends."""
+    """Row numbers by key in arrival order, with the start and the end of each key."""
 
     rows: RowNumbers
     starts: RowNumbers
     ends: RowNumbers
     hashes: Hashes | None = None
-    """The hash of each key, where it is known."""
+    """The hash of each key, if known."""
 
 
 def rows_by_key(columns: Sequence[pa.Array], codec: KeyCodec) -> RowsByKey:
-    """Return the rows by key; keys are in the order of their first rows."""
+    """Return the rows by key; the keys are in the order of their first rows."""
     codes = row_codes(columns, codec)
     counts = np.bincount(codes)
     ends = np.cumsum(counts)
@@ -157,7 +157,7 @@ def rows_by_key(columns: Sequence[pa.Array], codec: KeyCodec) -> RowsByKey:
 
 def stable_order(numbers: RowNumbers | KeyGroups, end: int) -> RowNumbers:
     """
-    Return the stable order of numbers from 0 to below *end*.
+    Return the stable sort order of numbers from 0 to below *end*.
 
     NumPy sorts 16 bits by counting, several times faster than it sorts wider numbers.
     """
@@ -170,7 +170,7 @@ def stable_order(numbers: RowNumbers | KeyGroups, end: int) -> RowNumbers:
 
 def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
     """
-    Return the number of each row's key, by first appearance.
+    Number the keys by first appearance, and return each row's key number.
 
     A null is a key, all NaNs are one key, and 0.0 and -0.0 are one key.
     """

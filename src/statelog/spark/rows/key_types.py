@@ -1,5 +1,5 @@
 """
-The types of keys: which are compared as Spark compares them, and which are rejected.
+The types of keys: how statelog compares them, and which types it rejects.
 
 Spark groups rows by the values of the grouping columns, and statelog finds the state of a key by
 the bytes or the Python value of the key.  `KEY_TYPES` says of each type of Spark that both give the
@@ -34,7 +34,7 @@ _MOST_TIME_DIGITS: Final = 6
 
 
 class KeyUse(enum.Enum):
-    """How values of a type are compared as keys."""
+    """How to compare values of a type as keys."""
 
     EXACT = "exact"
     NORMALISED = "normalised"
@@ -105,7 +105,7 @@ KEY_TYPES: Final = (
         _REJECTED,
         _REJECTED,
         "Spark compares such text by its collation, and statelog by its bytes. Use text without a collation "
-        "that is the same for equal values, such as lower(...) COLLATE UTF8_BINARY",
+        "that is identical for equal values, such as lower(...) COLLATE UTF8_BINARY",
         _has_collation,
     ),
     KeyType("STRING", ("StringType",), _EXACT, _EXACT),
@@ -114,7 +114,7 @@ KEY_TYPES: Final = (
         ("CharType", "VarcharType"),
         _EXACT,
         _REJECTED,
-        "a grouping column of them is a STRING. PySpark does not convert a declared one to Arrow: declare STRING",
+        "Spark turns such a grouping column into a STRING. PySpark does not convert a declared one to Arrow: declare STRING",
     ),
     KeyType("BINARY", ("BinaryType",), _EXACT, _EXACT),
     KeyType("DATE", ("DateType",), _EXACT, _EXACT),
@@ -123,8 +123,8 @@ KEY_TYPES: Final = (
         ("TimestampType",),
         _EXACT,
         _EXACT,
-        "a point in time, whatever the session's time zone is. In the key of a map it is a local time, as PySpark "
-        "gives it",
+        "a point in time, regardless of the session's time zone. In the key of a map it is a local time, as PySpark "
+        "returns it",
     ),
     KeyType("TIMESTAMP_NTZ", ("TimestampNTZType",), _EXACT, _EXACT),
     KeyType(
@@ -139,7 +139,7 @@ KEY_TYPES: Final = (
         ("TimeType",),
         _REJECTED,
         _REJECTED,
-        "a time of Python has microseconds. Cast it to TIME(6), or use its nanoseconds as a BIGINT",
+        "a Python time has microsecond resolution. Cast it to TIME(6), or use its nanoseconds as a BIGINT",
         _exceeds_microseconds,
     ),
     KeyType(
@@ -147,7 +147,7 @@ KEY_TYPES: Final = (
         ("TimeType",),
         _EXACT,
         _REJECTED,
-        "state does not hold times of day. Use a BIGINT or STRING in the key of a map",
+        "state cannot store times of day. Use a BIGINT or STRING in the key of a map",
     ),
     KeyType("INTERVAL DAY to SECOND", ("DayTimeIntervalType",), _EXACT, _EXACT),
     KeyType(
@@ -162,35 +162,35 @@ KEY_TYPES: Final = (
         ("VariantType",),
         _REJECTED,
         _REJECTED,
-        "Spark does not group by it. Use to_json(...) or variant_get(...) of it",
+        "Spark does not group by this type. Use to_json(...) or variant_get(...)",
     ),
     KeyType(
         "GEOMETRY, GEOGRAPHY",
         ("GeometryType", "GeographyType"),
         _REJECTED,
         _REJECTED,
-        "Spark does not group by it. Use ST_AsBinary(...) of it",
+        "Spark does not group by this type. Use ST_AsBinary(...)",
     ),
     KeyType(
         "MAP",
         ("MapType",),
         _REJECTED,
         _REJECTED,
-        "Spark does not hash maps. Use map_entries(...) of it, sorted by array_sort, or to_json(...)",
+        "Spark does not hash maps. Use map_entries(...) sorted with array_sort, or to_json(...)",
     ),
     KeyType(
         "ARRAY",
         ("ArrayType",),
         _BY_PARTS,
         _REJECTED,
-        "the key of a map has to be hashable in Python. Use a STRUCT, or to_json(...)",
+        "the key of a map must be hashable in Python. Use a STRUCT, or to_json(...)",
     ),
     KeyType(
-        "STRUCT without fields, or with two fields of one name",
+        "STRUCT without fields, or with two fields of the same name",
         ("StructType",),
         _REJECTED,
         _REJECTED,
-        "Parquet and Arrow cannot hold it. Give it fields, each with another name",
+        "Parquet and Arrow cannot store it. Give it fields with distinct names",
         _is_unfit_struct,
     ),
     KeyType("STRUCT", ("StructType",), _BY_PARTS, _BY_PARTS),
@@ -212,13 +212,13 @@ def rule_of(kind: DataType) -> KeyType:
         (name,),
         _REJECTED,
         _REJECTED,
-        "this statelog does not know the type. Cast it to another",
+        "this version of statelog does not know the type. Cast it to a different type",
     )
 
 
 def grouping_keys(columns: StructType) -> StructType:
     """
-    Return the grouping columns as keys have them.
+    Return the grouping columns as key columns.
 
     All of them, and all inside of them, may be null.
     """
@@ -234,19 +234,19 @@ def grouping_keys(columns: StructType) -> StructType:
 
 
 def check_map_key(state: str, columns: StructType) -> None:
-    """Reject the key of a map state that has a field of a type that cannot be a key."""
+    """Reject a map state's key if a field has a type that cannot be a key."""
     for field in columns:
         for path, kind in parts_of(field.name, field.dataType):
             rule = rule_of(kind)
             if rule.map_key is _REJECTED:
                 raise UsageError(
                     f"state {state!r}: the field {path!r} of its map key has the type "
-                    f"{kind.simpleString():.100}, which is not possible: {rule.note}"
+                    f"{kind.simpleString():.100}, which is not supported: {rule.note}"
                 )
 
 
 def parts_of(path: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
-    """Yield a type and the types inside of it, each with the path of its column or field."""
+    """Yield a type and its nested types, each with the path of its column or field."""
     while isinstance(kind, UserDefinedType):
         kind = kind.sqlType()
     yield path, kind
@@ -260,7 +260,7 @@ def parts_of(path: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
 
 
 def plain_columns(columns: StructType) -> StructType:
-    """Return columns that may be null, as all inside of them, with STRING for CHAR and VARCHAR."""
+    """Return the columns as nullable at all levels, with STRING for CHAR and VARCHAR."""
     return StructType(
         [
             StructField(column.name, plain_type(column.dataType), True, column.metadata)
@@ -270,7 +270,7 @@ def plain_columns(columns: StructType) -> StructType:
 
 
 def plain_type(kind: DataType) -> DataType:
-    """Return a type as `plain_columns` has it."""
+    """Convert a type like `plain_columns`."""
     if isinstance(kind, StructType):
         return plain_columns(kind)
     if isinstance(kind, ArrayType):

@@ -1,5 +1,5 @@
 """
-The columns of a task's input, and which of its rows are initial state or late.
+The columns of a task's input, and the detection of initial and late rows.
 
 A first micro-batch brings initial rows with its input, see `query/keyed_frame`.  Tasks drop rows
 that are later than the watermark, and count them.  A filter of Spark's before the shuffle would
@@ -21,7 +21,7 @@ INPUT_KEY_GROUP_COLUMN = "__key_group"
 """Name of the first column of a task's input."""
 
 INPUT_ROWS = "the input rows,"
-"""What a task's input is in the error that it is too large."""
+"""The name of a task's input in size errors."""
 
 _FIRST_COLUMN = 2  # after the key group and the flag for initial rows
 
@@ -36,7 +36,7 @@ class InputLayout:
 
 @dataclass(frozen=True, slots=True)
 class InitialLayout:
-    """The layout of initial rows after the split, and the names of both parts' columns."""
+    """The layout of initial rows after the split, and the column names of both parts."""
 
     layout: InputLayout
     input_names: tuple[str, ...]
@@ -72,7 +72,7 @@ def _part(batch: pa.RecordBatch, columns: slice, names: tuple[str, ...]) -> pa.R
 @dataclass(frozen=True, slots=True)
 class LateRows:
     """
-    Rows with an event time up to *late_ms* are late; rows without one are not.
+    Drops late rows: those with an event time up to *late_ms*.
 
     The event time is at a position of the task's input; of a window the end counts.
     """
@@ -83,7 +83,7 @@ class LateRows:
     def without_late(
         self, batches: Iterable[pa.RecordBatch], seen: LateCount
     ) -> Iterator[pa.RecordBatch]:
-        """Yield *batches* without the late rows, and count these in *seen*."""
+        """Yield *batches* without late rows, and count the late rows in *seen*."""
         for batch in batches:
             column = batch.column(self.position)
             if pa.types.is_struct(column.type):

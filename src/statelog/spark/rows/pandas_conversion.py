@@ -136,5 +136,5 @@ class ColumnConverter:
 
 
 def _decimal_of(value: object) -> object:
-    """Return a whole number as a decimal, and any other value as it is."""
+    """Convert a whole number to a decimal, and return any other value unchanged."""
     return decimal.Decimal(int(value)) if isinstance(value, int | np.integer) else value

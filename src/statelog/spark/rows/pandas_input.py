@@ -1,5 +1,5 @@
 """
-Read the input as pandas frames: a lazy iterator for each key.
+Read the input as pandas frames, with a lazy iterator for each key.
 
 A DataFrame per key made by pandas' public constructors costs more than all other work of a task.
 So the whole input becomes one frame, once, sorted by key; `pandas_internals` cuts a key's frames
@@ -52,7 +52,7 @@ _RowNumbers = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class PandasSettings:
     """
-    The settings of a session for frames.
+    A session's settings for frames.
 
     Each is the Spark setting of that name.
 
@@ -93,7 +93,7 @@ class PandasSettings:
 
     @classmethod
     def of(cls, session: SparkSession, *, has_initial: bool = False) -> PandasSettings:
-        """Return the settings of *session* as they are now."""
+        """Return the current settings of *session*."""
 
         def conf(name: str, default: str) -> str:
             return session.conf.get(name, default) or default
@@ -145,13 +145,13 @@ class FrameInput(KeyedRows):
         self._frames = _SortedFrame(inputs, self._order.rows, self._settings)
 
     def again(self) -> FrameInput:
-        """Return the same rows in other frames: a call may have changed its frame in place."""
+        """Return the same rows in new frames: a call may have changed its frame in place."""
         again = FrameInput(self._layout, self._codec, self._settings)
         again.read([] if self.kept_rows is None else self.kept_rows.batches)
         return again
 
     def _convert_times(self, columns: list[pa.Array]) -> None:
-        """Convert the timestamps in keys to those that frames hold."""
+        """Convert the timestamps in keys to the form that frames contain."""
         if any(pa.types.is_timestamp(column.type) for column in columns):
             timezone = self._settings.timezone
             values = [
@@ -163,7 +163,7 @@ class FrameInput(KeyedRows):
             self._shown = list(zip(*values, strict=True))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[pd.DataFrame]]]:
-        """Yield each key, in both its forms, and its frames."""
+        """Yield each key in both its forms, with its frames."""
         frames = self._frames
         first, end = self._order.ranges.get(key_group, (0, 0))
         if frames is None or first == end:
@@ -176,14 +176,14 @@ class FrameInput(KeyedRows):
 
 
 def _as_cells(column: pa.Array, timezone: str) -> list[pd.Timestamp | None]:
-    """Return timestamps as a frame holds them."""
+    """Convert timestamps to the form that frames contain."""
     table = pa.table([column], names=["key"])
     cells = series_of(table, timezone=timezone, int_extension=False)[0]
     return [None if cell is pd.NaT else cell for cell in cells]
 
 
 class _SortedFrame:
-    """All rows of a task in one frame, in an order, cut into slices."""
+    """All rows of a task in one sorted frame, cut into slices."""
 
     def __init__(self, table: pa.Table, order: _RowNumbers, settings: PandasSettings) -> None:
         self._infers = settings.infers
@@ -204,7 +204,7 @@ class _SortedFrame:
         self._rows = min(settings.max_records, _rows_in(table, settings.max_bytes))
 
     def _without_missing(self, table: pa.Table, order: _RowNumbers) -> pa.Table:
-        """Return the table with 0 for the nulls of integers, and note where they are."""
+        """Replace nulls of integer columns with 0, and record their positions."""
         for position, field in enumerate(table.schema):
             column = table.column(position)
             if pa.types.is_integer(field.type) and column.null_count:

@@ -1,5 +1,5 @@
 """
-Cut and join frames by pandas' internals, or by its public API.
+Cut and join frames with pandas' internals or its public API.
 
 pandas' public calls cost more per frame than all other work of a task.  Its internals, which store
 the columns of one type as one array (a block), cut a frame into slices and join frames of one form
@@ -21,7 +21,7 @@ _log = logging.getLogger("statelog.spark")
 
 
 class FrameCutter:
-    """Cuts one frame into slices of its rows, by pandas' public API."""
+    """Cuts one frame into slices of its rows, with pandas' public API."""
 
     def __init__(self, whole: pd.DataFrame, columns: pd.Index) -> None:
         self._whole = whole
@@ -35,13 +35,13 @@ class FrameCutter:
 
 
 class FrameJoiner:
-    """Keeps copies of frames of one form, and joins them, by pandas' public API."""
+    """Stores copies of frames of one form, and joins them with pandas' public API."""
 
     def __init__(self) -> None:
         self._frames: list[pd.DataFrame] = []
 
     def add(self, frame: pd.DataFrame) -> None:
-        """Keep a copy of *frame*."""
+        """Store a copy of *frame*."""
         self._frames.append(frame.copy())
 
     def joined(self) -> pd.DataFrame:
@@ -57,10 +57,10 @@ class Form(NamedTuple):
 
 
 class PublicAccess:
-    """Cuts and joins frames by pandas' public API."""
+    """Cuts and joins frames with pandas' public API."""
 
     def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
-        """Return what cuts *whole*, whose slices get *columns* as names."""
+        """Return a cutter for *whole*; its slices get *columns* as names."""
         return FrameCutter(whole, columns)
 
     def form_of(self, frame: pd.DataFrame) -> Form:
@@ -68,7 +68,7 @@ class PublicAccess:
         return Form((*frame.columns.tolist(), *frame.dtypes.tolist()), len(frame))
 
     def joiner(self, like: pd.DataFrame) -> FrameJoiner:
-        """Return what joins frames of the form of *like*."""
+        """Return a joiner for frames with the form of *like*."""
         return FrameJoiner()
 
 
@@ -89,7 +89,7 @@ class _BlockCutter(FrameCutter):
 
 
 class _BlockJoiner(FrameJoiner):
-    """Joins frames block by block, so that one conversion serves them all."""
+    """Joins frames block by block, so that one conversion handles all of them."""
 
     def __init__(self, like: pd.DataFrame) -> None:
         self._columns = like.columns
@@ -114,13 +114,13 @@ class _BlockJoiner(FrameJoiner):
 
 
 class BlockAccess(PublicAccess):
-    """Cuts and joins frames by pandas' blocks."""
+    """Cuts and joins frames with pandas' blocks."""
 
     def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
         return _BlockCutter(whole, columns)
 
     def form_of(self, frame: pd.DataFrame) -> Form:
-        """Return the form; the blocks name their columns, so no column is looked up."""
+        """Return the form; the blocks list their columns, so no column is looked up."""
         manager = frame._mgr
         names, rows = manager.axes
         blocks = [
@@ -131,7 +131,7 @@ class BlockAccess(PublicAccess):
         return Form((*names.tolist(), *blocks), len(rows))
 
     def joiner(self, like: pd.DataFrame) -> FrameJoiner:
-        """Return what joins frames; blocks of other classes are left to pandas.concat."""
+        """Return a joiner for frames; pandas.concat handles blocks of other classes."""
         blocks = like._mgr.blocks
         if blocks and all(isinstance(block.dtype, np.dtype) for block in blocks):
             return _BlockJoiner(like)
@@ -145,15 +145,15 @@ def frame_access() -> PublicAccess:
     if agrees_with_public(blocks):
         return blocks
     _log.warning(
-        "the internals of pandas %s are not the ones that statelog knows: frames are cut and joined "
-        "by the public API, which is slower",
+        "the internals of pandas %s are not the ones that statelog supports: it cuts and joins frames "
+        "with the public API, which is slower",
         pd.__version__,
     )
     return PublicAccess()
 
 
 def agrees_with_public(access: PublicAccess) -> bool:
-    """Return whether *access* gives the results of the public API."""
+    """Return whether *access* returns the same results as the public API."""
     times = np.array([1, 2, 3], "M8[ns]")
     columns = {0: [1, 2, 3], 1: [0.5, 1.5, 2.5], 2: ["a", None, "c"], 3: times, 4: [4, 5, 6]}
     whole = pd.DataFrame(columns)

@@ -51,7 +51,7 @@ class _Frames:
     lengths: list[int] = field(default_factory=list)
 
     def cut(self, whole: pd.DataFrame) -> Iterator[tuple[int, pd.DataFrame]]:
-        """Yield the number of each frame, and its rows of *whole*, the joined frames."""
+        """Yield the number of each frame, and its rows in *whole*, the joined frames."""
         start = 0
         for ordinal, length in zip(self.ordinals, self.lengths, strict=True):
             yield ordinal, whole.iloc[start : start + length].reset_index(drop=True)
@@ -83,12 +83,12 @@ class FrameOutput:
         self._forms: dict[Hashable, _Frames] = {}
         self.items: list[int] = []
         self.pending = 0
-        """The number of rows that the next batch will have."""
+        """The number of rows in the next batch."""
         self.unnamed = None
 
     def extend(self, produced: Iterable[object]) -> None:
         """
-        Collect the frames that one call yields; anything else raises `UnfitOutputError`.
+        Collect the frames that one call yields; raise `UnfitOutputError` for other items.
 
         They are copied: a processor may yield one frame several times, with changes in between.
         """
@@ -108,14 +108,14 @@ class FrameOutput:
             self.items.append(row_count)
 
     def clear(self) -> None:
-        """Drop all rows."""
+        """Discard all rows."""
         self._forms = {}
         self.pending = 0
         self.items.clear()
 
     def _no_frame(self, item: object) -> UnfitOutputError:
         return unfit_output(
-            f"it yields {described_item(item)}: `yield pd.DataFrame(...)` makes output rows",
+            f"it yields {described_item(item)}: write `yield pd.DataFrame(...)` for output rows",
             self._batch_id,
         )
 
@@ -173,7 +173,7 @@ class FrameOutput:
         if named and missing and self._settings.assign_by_name:
             what = f"lacks the columns {', '.join(missing)}"
         elif len(frame.columns) < len(self._output):
-            what = f"has {len(frame.columns)} columns for the {len(self._output)} of the output"
+            what = f"has {len(frame.columns)} columns, but the output has {len(self._output)}"
         else:
             cause = "" if error.__cause__ is None else f": {error.__cause__}"
             what = f"does not fit: {error}{cause}"

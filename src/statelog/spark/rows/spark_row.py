@@ -61,17 +61,17 @@ class RowInput(KeyedRows):
             self._rows = self._rows_of(0, self.row_count)
 
     def again(self) -> RowInput:
-        """Return the same rows, made again: a call may have changed a list in one."""
+        """Create the same rows again, because a call may have changed a list in a row."""
         self._rows = None
         return self
 
     def _rows_of(self, start: int, end: int) -> list[Row]:
-        """Return the rows from one position to another, in the order of keys."""
+        """Return the rows between two positions, in the order of keys."""
         columns = (to_python(column.slice(start, end - start)) for column in self._columns)
         return list(map(self._make, zip(*columns, strict=True)))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Row]]]:
-        """Yield each key, in both its forms, and its rows."""
+        """Yield each key in both its forms, with its rows."""
         first, end = self._order.ranges.get(key_group, (0, 0))
         bounds = self._order.bounds[first : end + 1]
         start = 0
@@ -102,24 +102,24 @@ class RowOutput:
 
     @property
     def pending(self) -> int:
-        """The number of rows that the next batch will have."""
+        """The number of rows in the next batch."""
         return len(self._rows)
 
     @property
     def unnamed(self) -> UnnamedColumns | None:
-        """The columns that no row of a batch so far names; None if each is in some row."""
+        """The columns that no row of a batch has set so far; None if all were set."""
         if not self._unnamed:
             return None
         columns = tuple(name for name in self._names if name in self._unnamed)
         return UnnamedColumns(columns, tuple(sorted(self._other_names)))
 
     def clear(self) -> None:
-        """Drop all rows."""
+        """Discard all rows."""
         self._rows.clear()
 
     def batch(self) -> pa.RecordBatch:
         """
-        Return all rows as one batch; a value that does not fit raises `UnfitOutputError`.
+        Return all rows as one batch; raise `UnfitOutputError` if a value does not fit.
 
         More rows than one batch can hold raise `CapacityError`.  Fields are found by name; a field
         that a row lacks becomes null, as in Spark.
@@ -157,18 +157,18 @@ class RowOutput:
         return [[value.get(name) for value in values] for name in self._names]
 
     def _note_names(self, names: set[str]) -> None:
-        """Collect the names of rows, of which some leave columns out."""
+        """Collect the field names of rows, some of which omit columns."""
         self._unnamed -= names
         others = sorted(names.difference(self._names, self._other_names))
         self._other_names.update(others[: MOST_NAMES - len(self._other_names)])
 
     def _no_row(self, item: object) -> str:
-        """Return what is wrong with an item that is not a Row with names, and what to do."""
-        advice = f"{row_call(self._names)} makes an output row"
+        """Describe what is wrong with an item that is not a named Row, and what to do."""
+        advice = f"write {row_call(self._names)} for an output row"
         if isinstance(item, dict):
-            advice = "`yield Row(**values)` makes an output row of a dict"
+            advice = "write `yield Row(**values)` for an output row from a dict"
         elif hasattr(item, "iloc"):
-            advice = "run a processor of DataFrames by transform_with_state_in_pandas"
+            advice = "run a processor of DataFrames with transform_with_state_in_pandas"
         return f"it yields {described_item(item)}: {advice}"
 
     def _unfit(
@@ -180,7 +180,7 @@ class RowOutput:
                 pa.array([value], type=field.type)
             except UNENCODABLE as unfit:
                 return unfit_output(
-                    f"output column {field.name!r} ({field.type}) cannot hold {value!r:.100} of "
+                    f"output column {field.name!r} ({field.type}) cannot store {value!r:.100} of "
                     f"{row!r:.200}: {unfit}",
                     self._batch_id,
                     number,
@@ -197,7 +197,7 @@ def _may_hold_struct(kind: pa.DataType) -> bool:
 
 
 def _by_name(value: object) -> object:
-    """Return a value with dicts for Rows."""
+    """Convert Rows in a value to dicts."""
     if isinstance(value, Row):
         return value.asDict(recursive=True) if hasattr(value, "__fields__") else value
     if isinstance(value, list):

@@ -1,5 +1,5 @@
 """
-What differs between the versions of Spark that statelog runs on: 3.5, and 4.0 to 4.3.
+Handle the differences between the supported Spark versions: 3.5, and 4.0 to 4.3.
 
 All of it is here, so that no other module asks for a version.  A function asks whether Spark has an
 API, rather than for a number, because managed platforms add later APIs to an earlier version.
@@ -80,16 +80,16 @@ _SEED: Final = np.uint32(42)
 
 
 def refuse_before(version: tuple[int, int], what: str) -> None:
-    """Reject *what* on a Spark before *version*, which does not have what it is made of."""
+    """Reject *what* on a Spark before *version*, which lacks its foundation."""
     if version > SPARK:
         raise UsageError(
-            f"{what} is not offered on Spark {SPARK[0]}.{SPARK[1]}: it needs Spark "
+            f"{what} is not available on Spark {SPARK[0]}.{SPARK[1]}: it requires Spark "
             f"{version[0]}.{version[1]} or later"
         )
 
 
 def known_arguments(function: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
-    """Return *function* with the named arguments that it takes in this version."""
+    """Return *function* with the named arguments that it accepts in this version."""
     parameters = inspect.signature(function).parameters
     return functools.partial(
         function, **{name: value for name, value in arguments.items() if name in parameters}
@@ -124,7 +124,7 @@ def setting_or(session: SparkSession, name: str, absent: str) -> str | None:
 
 
 def arrow_of(frame: DataFrame, schema: pa.Schema) -> pa.Table:
-    """Return the rows of *frame*, whose columns are *schema* in Arrow."""
+    """Return the rows of *frame*, which has the Arrow *schema*."""
     if hasattr(type(frame), "toArrow"):
         return frame.toArrow()
     batches = frame._collect_as_arrow()  # type: ignore[operator]
@@ -133,14 +133,14 @@ def arrow_of(frame: DataFrame, schema: pa.Schema) -> pa.Table:
 
 
 def condition_of(error: PySparkException) -> str | None:
-    """Return the condition of an error of Spark, which 3.5 calls its class."""
+    """Return the condition of a Spark error, which Spark 3.5 calls its class."""
     name = "getCondition" if hasattr(error, "getCondition") else "getErrorClass"
     condition: str | None = getattr(error, name)()
     return condition
 
 
 def value_error(condition: str, parameters: Mapping[str, str]) -> PySparkValueError:
-    """Return PySpark's error of a wrong value."""
+    """Return PySpark's error for a wrong value."""
     if takes(PySparkValueError.__init__, "errorClass"):
         return PySparkValueError(errorClass=condition, messageParameters=dict(parameters))
     return PySparkValueError(error_class=condition, message_parameters=dict(parameters))  # type: ignore[call-arg]
@@ -151,14 +151,14 @@ ERROR_READER: Final = next(name for name in vars(PySparkException("")) if "error
 
 
 def begin_error(error: PySparkException, message: str, condition: str | None) -> None:
-    """Call the constructor of a PySpark error, which takes only one of the two on 3.5."""
+    """Construct a PySpark error with the arguments that this Spark version accepts."""
     PySparkException.__init__(error, message)
     name = "_errorClass" if hasattr(error, "_errorClass") else "error_class"
     setattr(error, name, condition)
 
 
 def described_in(error: object) -> str | None:
-    """Return the attribute of an error from the JVM that has its text; None if it has none."""
+    """Return the attribute of a JVM error that contains its text, or None."""
     for name in ("_desc", "desc"):
         if isinstance(getattr(error, name, None), str):
             return name
@@ -166,13 +166,13 @@ def described_in(error: object) -> str | None:
 
 
 def progress_fields(progress: Any) -> dict[str, Any]:
-    """Return the progress of a trigger in the form of JSON; it is a dict of that form on 3.5."""
+    """Return a trigger's progress in JSON form; on Spark 3.5 it already is such a dict."""
     fields: dict[str, Any] = json.loads(progress.json) if hasattr(progress, "json") else progress
     return fields
 
 
 def progress_of(fields: Mapping[str, Any]) -> StreamingQueryProgress:
-    """Return the progress of a trigger from its JSON, as a query of Spark does."""
+    """Parse a trigger's progress from its JSON, as Spark's queries do."""
     if SPARK < (4, 0):
         return dict(fields)  # type: ignore[return-value]
     # Imported here, because tasks do not need it.
@@ -194,7 +194,7 @@ The types of dates and times in this version.
 
 def frames_are_inferred(*, has_initial: bool) -> bool:
     """
-    Return whether Spark makes the frames of a pandas processor from Python's objects.
+    Return whether Spark builds a pandas processor's frames from Python objects.
 
     Then pandas infers the types of their columns again.  Otherwise they are as Arrow made them.
     4.0 never infers, 4.1 does without initial state, later versions always do.
@@ -206,7 +206,7 @@ def frames_are_inferred(*, has_initial: bool) -> bool:
 
 def lists_are_sent_as_frames() -> bool:
     """
-    Return whether Spark's list state sends several elements as one frame of pandas.
+    Return whether Spark's list state sends several elements as one pandas frame.
 
     Then `put` and `appendList` let pandas and Arrow infer types, which fails for nested values;
     `appendValue` does not.
@@ -216,7 +216,7 @@ def lists_are_sent_as_frames() -> bool:
 
 def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> DataFrame:
     """
-    Return *frame* with each row in the partition whose number SQL gives.
+    Move each row of *frame* to the partition whose number an SQL expression computes.
 
     On 4.0, which does not have `repartitionById`, Spark takes the hash of a column.
     """
@@ -226,13 +226,13 @@ def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> Data
 
 
 def hashed_to(partitions: int, partition: str) -> str:
-    """Return SQL of an int that Spark's hash partitioning puts into a partition, given as SQL."""
+    """Return the SQL of an int that Spark's hash partitioning maps to a partition."""
     return f"array({', '.join(map(str, values_by_partition(partitions)))})[{partition}]"
 
 
 @functools.lru_cache(maxsize=16)
 def values_by_partition(partitions: int) -> tuple[int, ...]:
-    """Return for each partition an int that Spark's hash (Murmur3, seed 42) sends there."""
+    """Return, for each partition, an int that Spark's hash (Murmur3, seed 42) maps to it."""
     by_partition: dict[int, int] = {}
     start = 0
     step = 16 * partitions
@@ -274,14 +274,14 @@ AvailableNow: Final[type] = getattr(_streaming, "SupportsTriggerAvailableNow", o
 
 
 def read_limit(most: int | None) -> Any:
-    """Return Spark's limit for *most* parts of a stream in a micro-batch; None for all of them."""
+    """Return Spark's limit of *most* parts of a stream per micro-batch; None for no limit."""
     if most is None:
         return _streaming.ReadAllAvailable()
     return _streaming.ReadMaxFiles(most)
 
 
 def limit_of(limit: object) -> int | None:
-    """Return how many parts of a stream a limit of Spark allows; None for all of them."""
+    """Return how many parts of a stream Spark's limit allows; None for no limit."""
     most: int | None = getattr(limit, "max_files", None)
     return most
 
@@ -291,7 +291,7 @@ _ERROR_READER: object = vars(PySparkException(""))[ERROR_READER]
 
 class _SparkUsageError(UsageError):
     """
-    A wrong use, with the methods of `PySparkException`.
+    A usage error with the methods of `PySparkException`.
 
     The fact `condition` is Spark's error class, shown before the message.
     """
@@ -310,7 +310,7 @@ class _SparkUsageError(UsageError):
 
 
 class DeletedStateError(_SparkUsageError, PySparkRuntimeError):
-    """A processor uses a state variable that `deleteIfExists` has deleted."""
+    """A processor uses a state variable that `deleteIfExists` deleted."""
 
 
 class UnsupportedOperationError(_SparkUsageError, PySparkValueError):
@@ -318,12 +318,12 @@ class UnsupportedOperationError(_SparkUsageError, PySparkValueError):
 
 
 class MissingStateError(_SparkUsageError, PySparkAssertionError):
-    """A state variable of this name does not exist."""
+    """A state variable with this name does not exist."""
 
 
 class WrongTimeError(_SparkUsageError, IllegalArgumentException):
-    """A time does not move forward, or is before the watermark."""
+    """A time moves backward or is before the watermark."""
 
 
 class WrongArgumentError(_SparkUsageError, AssertionError):
-    """An argument is wrong that PySpark checks by `assert`."""
+    """An argument that PySpark checks with `assert` is wrong."""

@@ -1,5 +1,5 @@
 """
-The interface between a processor and its state, for Spark 3.5, which does not have it in Python.
+The interface between a processor and its state, for Spark 3.5, which lacks it in Python.
 
 It has the names, methods and arguments of Spark 4, so that one processor runs on both.  From 4.0 on
 `statelog.spark` gives out PySpark's own classes, see `spark_versions`, and nothing uses these.
@@ -86,7 +86,7 @@ class ListState(ABC):
 
     @abstractmethod
     def get(self) -> Iterator[Fields]:
-        """Return the elements, in their order."""
+        """Return the elements in order."""
 
     @abstractmethod
     def put(self, newState: list[Fields]) -> None:
@@ -196,7 +196,7 @@ class StatefulProcessorHandle(ABC):
 
 class StatefulProcessor(ABC):
     """
-    The logic of a stateful operator: subclass it, and give an instance to `transform_with_state`.
+    The logic of a stateful operator: subclass it, and pass an instance to `transform_with_state`.
 
     Keys are tuples.  Input and output are Rows with `transform_with_state`, and frames of pandas
     with `transform_with_state_in_pandas`.
@@ -204,7 +204,7 @@ class StatefulProcessor(ABC):
 
     @abstractmethod
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Ask *handle* for the state variables; called once in each task, before all else."""
+        """Get the state variables from *handle*; called once per task, before everything else."""
 
     @abstractmethod
     def handleInputRows(
@@ -215,11 +215,11 @@ class StatefulProcessor(ABC):
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Any]:
-        """Yield the output for a timer that has fired; by default none."""
+        """Yield the output for a timer that fired; by default, none."""
         return iter([])
 
     def close(self) -> None:  # noqa: B027
-        """Release what `init` has opened; called at the end of a task."""
+        """Release the resources of `init`; called at the end of a task."""
 
     def handleInitialState(  # noqa: B027
         self, key: Any, initialState: Any, timerValues: TimerValues

@@ -1,5 +1,5 @@
 """
-Spark's types, Rows and batches, and their form in Arrow.
+Convert Spark's types, Rows and batches to and from Arrow.
 
 Spark's Arrow batches end after a number of rows, or of bytes, whichever comes first.
 """
@@ -25,7 +25,7 @@ from statelog.spark.rows.key_types import parts_of, plain_columns
 from statelog.spark.rows.spark_versions import known_arguments, setting_or
 
 _NOT_IN_ARROW: Final = (PySparkException, TypeError, ValueError)
-"""What PySpark raises of a type without a form in Arrow."""
+"""The errors that PySpark raises for a type without an Arrow form."""
 
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 """Spark's setting of the time zone of a session."""
@@ -41,7 +41,7 @@ def sql_name(name: str) -> str:
 
 
 def arrow_schema(schema: StructType, what: str = "") -> pa.Schema:
-    """Return *schema* in Arrow's types; timestamps with a zone are in UTC."""
+    """Convert *schema* to Arrow types; timestamps with a time zone are in UTC."""
     # Before 4.2 the argument does not exist, and the zone is always UTC.
     convert = known_arguments(to_arrow_schema, timezone="UTC")
     try:
@@ -61,7 +61,7 @@ def arrow_schema(schema: StructType, what: str = "") -> pa.Schema:
 
 
 def check_input(columns: StructType, names: Collection[str]) -> None:
-    """Reject a column of the input, one of *names*, that cannot be sent to the tasks."""
+    """Reject an input column in *names* that cannot be sent to the tasks."""
     sent = StructType([field for field in columns if field.name in names])
     for field in sent:
         _check_names(field.name, field.dataType)
@@ -73,13 +73,13 @@ def _check_names(path: str, kind: DataType) -> None:
         if isinstance(part, StructType) and len(set(part.names)) < len(part.names):
             raise UsageError(
                 f"the input of a stateful operator: the column {inner!r} is a struct with two fields of "
-                f"one name ({', '.join(part.names):.200}), which Arrow cannot hold: rename them, or leave "
-                "the column out"
+                f"one name ({', '.join(part.names):.200}), which Arrow cannot store: rename them, or omit "
+                "the column"
             )
 
 
 def make_row(names: Sequence[str], values: Sequence[object]) -> Row:
-    """Return a struct as Spark's Row."""
+    """Convert a struct to Spark's Row."""
     row: Row = tuple.__new__(Row, values)
     row.__fields__ = list(names)
     return row
@@ -87,7 +87,7 @@ def make_row(names: Sequence[str], values: Sequence[object]) -> Row:
 
 def row_factory(names: Sequence[str]) -> Callable[[Iterable[object]], Row]:
     """
-    Return a function that makes a `Row` of its values.
+    Return a function that creates a `Row` from its values.
 
     The rows are of a subclass that stores the names once and finds a field by position, so that
     making a row and reading `row.amount` is several times faster than with Spark's class.  In all
@@ -110,23 +110,23 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 def from_ipc(data: bytes | memoryview) -> pa.Table:
-    """Return the rows of a task, an Arrow IPC stream, validated; else raise `CorruptionError`."""
+    """Validate and return a task's rows from an Arrow IPC stream; may raise `CorruptionError`."""
     try:
         return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(f"rows of a task cannot be read: {error}") from error
+        raise CorruptionError(f"the rows of a task cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowLimits:
-    """The limits of a session, set or Spark's own: most rows and most bytes of a batch, >= 1."""
+    """A session's limits for a batch, set or default: maximum rows and bytes, >= 1."""
 
     records: int
     size: int
 
     @classmethod
     def of(cls, session: SparkSession) -> ArrowLimits:
-        """Return the limits of *session* as they are now."""
+        """Return the current limits of *session*."""
         records = int(session.conf.get(MAX_RECORDS) or 0)
         text = setting_or(session, MAX_BYTES, "-1") or "-1"
         size = 0 if text.strip().startswith("-") else SIZE.parse(text, MAX_BYTES)
@@ -134,7 +134,7 @@ class ArrowLimits:
 
 
 def row_bytes(schema: pa.Schema) -> int | None:
-    """Return the most bytes of a row in the buffers of a batch; None if rows differ in size."""
+    """Return the maximum bytes of a row in a batch's buffers; None if row sizes vary."""
     total = 0
     for column in schema:
         size = _value_bytes(column.type)
@@ -145,7 +145,7 @@ def row_bytes(schema: pa.Schema) -> int | None:
 
 
 def _value_bytes(kind: pa.DataType) -> int | None:
-    """Return the most bytes of a value, one of them to say whether it is null."""
+    """Return the maximum bytes of a value, including one byte for its null flag."""
     if pa.types.is_null(kind):
         return 1
     if pa.types.is_struct(kind):
@@ -160,7 +160,7 @@ def _value_bytes(kind: pa.DataType) -> int | None:
 
 def known_zone(name: str) -> str:
     """
-    Return a time zone that Arrow and Python know.
+    Return a time zone that both Arrow and Python know.
 
     UTC for one that only Java does, as `PST` and `Z`.
     """
@@ -172,7 +172,7 @@ def known_zone(name: str) -> str:
 
 
 def table_of(values: object, what: str) -> pa.Table:
-    """Return columns in any form as a table; raises `UsageError`."""
+    """Convert columns in any form to a table; raises `UsageError`."""
     try:
         if isinstance(values, pa.Table):
             return values
@@ -183,16 +183,16 @@ def table_of(values: object, what: str) -> pa.Table:
         if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
             return _without_views(pa.table(values))
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise UsageError(f"{what}: the columns given cannot be read: {error}") from error
+        raise UsageError(f"{what}: cannot read the columns: {error}") from error
     raise UsageError(
-        f"{what} takes a pyarrow table, a frame of pandas or Polars, or a dict of columns, "
+        f"{what} must be a pyarrow table, a pandas or Polars frame, or a dict of columns, "
         f"not {type(values).__name__}"
     )
 
 
 def _without_views(table: pa.Table) -> pa.Table:
     """
-    Return a table without views of texts, which Arrow has few functions for.
+    Convert string views in a table to strings, because few Arrow functions support them.
 
     Polars makes them.
     """

@@ -1,5 +1,5 @@
 """
-An output that does not fit, the words for it, and the call of the processor that yielded it.
+Report output that does not fit, and the processor call that yielded it.
 
 Items are converted many calls later, so an item that does not fit is found when the calls are over.
 """
@@ -21,7 +21,7 @@ from pyspark.sql import Row
 from statelog.errors import ProcessorError
 from statelog.state.kinds import Key
 
-NOTHING_COMMITTED: Final = "Nothing of this batch was committed; the state is as before it"
+NOTHING_COMMITTED: Final = "Nothing of this batch was committed; the state is unchanged"
 _MOST_NAMES: Final = 6
 _ITERATORS: Final = frozenset(
     (GeneratorType, list, tuple, map, filter, itertools.chain, type(iter([])), type(iter(())))
@@ -46,7 +46,7 @@ def unfit_output(what: str, batch_id: int, item_number: int | None = None) -> Un
 
 
 def described_item(item: object) -> str:
-    """Return the item as a noun for a message."""
+    """Describe the item as a noun for a message."""
     if item is None:
         return "None"
     if isinstance(item, Row):
@@ -58,7 +58,7 @@ def described_item(item: object) -> str:
 
 
 def row_call(names: Sequence[str]) -> str:
-    """Return how a row with these names is yielded."""
+    """Return the code that yields a row with these names."""
     fields = [f"{name}=..." for name in names[:_MOST_NAMES]]
     more = ", ..." if len(names) > _MOST_NAMES else ""
     return f"`yield Row({', '.join(fields)}{more})`"
@@ -79,7 +79,7 @@ def check_event_times(batch: pa.RecordBatch, column: str, watermark_ms: int, bat
 
 class OutputCall(NamedTuple):
     """
-    The call of a processor that yielded an item.
+    The processor call that yielded an item.
 
     Args:
         key: The key as tables hold it.
@@ -97,7 +97,7 @@ class OutputCall(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Calls of one method in one key group: the position of the first, and the key of each."""
+    """Calls of one method in one key group: the position of the first call, and all keys."""
 
     first: int
     keys: Sequence[Key]
@@ -121,7 +121,7 @@ class OutputCalls:
     def begin(
         self, keys: Sequence[Key], key_group: int, method: str, timer_ms: int = -1
     ) -> list[int]:
-        """Begin calls of one method in one key group, one for each key; return `ends`."""
+        """Start calls of one method in one key group, one per key; return `ends`."""
         self._spans.append(_Span(len(self.ends), keys, key_group, method, timer_ms))
         return self.ends
 
@@ -135,7 +135,7 @@ class OutputCalls:
         )
 
     def finish(self) -> None:
-        """Finish the calls that began last; drop those without items, if they are most of them."""
+        """Finish the calls that started last; drop calls without items if they are the majority."""
         span = self._spans[-1]
         ends = self.ends
         before = ends[span.first - 1] if span.first else 0
@@ -151,7 +151,7 @@ class OutputCalls:
             ends[span.first :] = [ends[span.first + call] for call in with_items]
 
     def clear(self) -> None:
-        """Forget the calls that are over, whose items were converted."""
+        """Discard finished calls whose items were converted."""
         if self._spans:
             span = self._spans[-1]
             keys = span.keys[len(self.ends) - span.first :]
@@ -159,14 +159,14 @@ class OutputCalls:
         self.ends.clear()
 
     def forget(self) -> None:
-        """Forget all calls."""
+        """Discard all calls."""
         self.ends.clear()
         self._spans.clear()
 
 
 def returned(produced: Any, batch_id: int, noun: str) -> Iterable[Any]:
     """
-    Return what a method of a processor returned, if its items can be output.
+    Return the result of a processor method, if its items can be output.
 
     One item, as by `return` in the place of `yield`, raises `UnfitOutputError`; *noun* says what
     items are.

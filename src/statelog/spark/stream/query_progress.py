@@ -1,5 +1,5 @@
 """
-What statelog adds to the progress of a query: its figures, and the metrics of `observe`.
+Add statelog's figures and the metrics of `observe` to a query's progress.
 
 Spark fills `stateOperators` from its own physical plan, and `observedMetrics` from the plan of the
 stream.  The engine runs outside of both, so the query object adds them: for each micro-batch one
@@ -45,7 +45,7 @@ class Observing(Protocol):
 
 class Observations:
     """
-    The metrics of one query, in the micro-batch that runs.
+    The metrics of one query in the current micro-batch.
 
     Thread: the query's.
     """
@@ -54,29 +54,29 @@ class Observations:
         self._current: dict[str, _Observed] = {}
 
     def on(self, frame: DataFrame, name: str, columns: Sequence[Column]) -> DataFrame:
-        """Return the rows of a micro-batch, observed under *name* by the first action on them."""
+        """Return the rows of a micro-batch; the first action on them observes them under *name*."""
         self._current[name] = observation = _observation(frame, name)
         return frame.observe(observation, *columns)
 
     def add(self, name: str, values: Mapping[str, object]) -> None:
-        """Keep values that are known already."""
+        """Store values that are already known."""
         self._current[name] = _Known(values)
 
     def take(self) -> ObservedBatch:
-        """Return the metrics of the micro-batch that has ended."""
+        """Return the metrics of the finished micro-batch."""
         batch = self._current
         self._current = {}
         return ObservedBatch(batch)
 
 
 class _BetweenOperators:
-    """Observes rows that the next operator reads."""
+    """Observes the rows that the next operator reads."""
 
     def __init__(self, observations: Observations) -> None:
         self._observations = observations
 
     def on(self, frame: DataFrame, name: str, columns: Sequence[Column]) -> DataFrame:
-        """Compute the metrics by a Spark job, and return the rows."""
+        """Compute the metrics with a Spark job, and return the rows."""
         row = frame.agg(*columns).first()
         self._observations.add(name, {} if row is None else row.asDict())
         return frame.select("*")
@@ -84,13 +84,13 @@ class _BetweenOperators:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Values in the form of an observation of PySpark."""
+    """Values in the form of a PySpark observation."""
 
     get: Mapping[str, object]
 
 
 class _Observed(Protocol):
-    """An observation of PySpark, of either kind of session, or values that are known already."""
+    """A PySpark observation from either kind of session, or values already known."""
 
     @property
     def get(self) -> Mapping[str, object]: ...
@@ -104,7 +104,7 @@ class ObservedBatch:
         self._deadline: float | None = None
 
     def values(self) -> dict[str, dict[str, object]]:
-        """Return the values by name and column, without the names whose rows no action read."""
+        """Return the values by name and column, except names whose rows no action read."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _WAIT_SECONDS
         return {
@@ -127,7 +127,7 @@ class ObservedBatch:
 def observed(
     frame: DataFrame, arguments: Sequence[Any], observations: Observing | None
 ) -> DataFrame:
-    """Apply a recorded `observe` to the rows of a micro-batch, unless metrics are left out."""
+    """Apply a recorded `observe` to a micro-batch's rows, unless metrics are omitted."""
     if observations is None:
         return frame.select("*")  # another frame, as after every step
     name, *columns = arguments
@@ -137,7 +137,7 @@ def observed(
 def observed_operators(
     operators: Sequence[OperatorDefinition], observations: Observations
 ) -> tuple[OperatorDefinition, ...]:
-    """Return *operators*, with the metrics of steps between them kept in *observations*."""
+    """Return *operators*, and collect the metrics of steps between them in *observations*."""
     between = _BetweenOperators(observations)
     return tuple(
         operator
@@ -158,7 +158,7 @@ def _observation(frame: DataFrame, name: str) -> Any:
 
 class ProgressFigures:
     """
-    The figures of the newest micro-batches of one run of a query, as many as Spark keeps.
+    The figures of the newest micro-batches of a query's run, as many as Spark retains.
 
     Thread: `note` the query's, `added_to` any.
     """
@@ -174,7 +174,7 @@ class ProgressFigures:
     def noting(
         self, report: Callable[[BatchProgress], None] | None
     ) -> Callable[[BatchProgress], None]:
-        """Return a function that keeps the figures of a micro-batch and then calls *report*."""
+        """Return a function that stores a micro-batch's figures and then calls *report*."""
 
         def note(progress: BatchProgress) -> None:
             self._batches[progress.batch_id] = progress, self._observations.take()
@@ -186,7 +186,7 @@ class ProgressFigures:
         return note
 
     def added_to(self, progress: StreamingQueryProgress) -> StreamingQueryProgress:
-        """Return Spark's progress of a trigger with our figures."""
+        """Add statelog's figures to Spark's progress of a trigger."""
         noted = dict(self._batches)
         batches = {batch_id: batch for batch_id, (batch, _) in noted.items()}
         return with_batch(
@@ -201,7 +201,7 @@ def with_batch(
     observed: Callable[[int], Mapping[str, Mapping[str, object]]],
 ) -> StreamingQueryProgress:
     """
-    Return Spark's progress of a trigger with the figures and observed metrics of its micro-batch.
+    Add a micro-batch's figures and observed metrics to Spark's progress of its trigger.
 
     A trigger without a micro-batch, or whose micro-batch had no effect, has the size of the state.
     """
@@ -219,7 +219,7 @@ def state_operator(
     operators: Sequence[OperatorDefinition], progress: BatchProgress
 ) -> dict[str, object]:
     """
-    Return the figures of a micro-batch as an entry of `stateOperators`, in Spark's JSON form.
+    Convert a micro-batch's figures to a `stateOperators` entry, in Spark's JSON form.
 
     It has all operators of the query together.  statelog does not count removed rows, and its
     workers do not measure the memory of state: these figures are 0.
@@ -248,7 +248,7 @@ def state_operator(
 def idle_operator(
     operators: Sequence[OperatorDefinition], before: BatchProgress
 ) -> dict[str, object]:
-    """Return an entry of `stateOperators` for a trigger without effect, after *before*."""
+    """Return a `stateOperators` entry for a trigger without effect that follows *before*."""
     nothing = BatchProgress(
         batch_id=before.batch_id,
         checkpoint_id=before.checkpoint_id,
@@ -261,7 +261,7 @@ def idle_operator(
 
 
 def _variables(operators: Sequence[OperatorDefinition]) -> dict[str, int]:
-    """Return the numbers of state variables under the names that Spark has for them."""
+    """Return the numbers of state variables under Spark's names."""
     schemas = [operator.schema for operator in operators]
     states = [state for schema in schemas for state in schema.states]
     numbers = {"numDeletedStateVars": sum(len(schema.deleted) for schema in schemas)}
@@ -281,7 +281,7 @@ def with_figures(
     operator: Mapping[str, object],
     observed: Mapping[str, Mapping[str, object]],
 ) -> StreamingQueryProgress:
-    """Return Spark's progress with one more operator and more observed metrics."""
+    """Add an operator and observed metrics to Spark's progress."""
     fields = progress_fields(progress)
     return progress_of(
         {

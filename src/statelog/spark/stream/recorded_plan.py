@@ -35,12 +35,12 @@ STATEFUL = {
     "DeduplicateWithinWatermark": "dropping duplicates",
     "Distinct": "dropping duplicates",
     "EventTimeWatermark": "a watermark",
-    "FlatMapGroupsInPandasWithState": "another stateful operator",
-    "FlatMapGroupsWithState": "another stateful operator",
-    "TransformWithState": "another stateful operator",
-    "TransformWithStateInPySpark": "another stateful operator",
+    "FlatMapGroupsInPandasWithState": "a second stateful operator",
+    "FlatMapGroupsWithState": "a second stateful operator",
+    "TransformWithState": "a second stateful operator",
+    "TransformWithStateInPySpark": "a second stateful operator",
 }
-"""Operators with state of their own in Spark, or with a watermark for such."""
+"""Operators that need Spark's own state, or a watermark for it."""
 
 OBSERVE: Final = "observe"
 """The step whose values are kept for each micro-batch."""
@@ -50,7 +50,7 @@ _MAY_MAKE_ROWS = ("mapInArrow", "mapInPandas")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call on the frame, and the shape after it."""
+    """One call on the frame, and the resulting shape."""
 
     method: str
     args: tuple[object, ...]
@@ -60,24 +60,24 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPlan:
-    """The steps applied to the output of a stateful operator, and the shape of that output."""
+    """The steps applied to a stateful operator's output, and the shape of that output."""
 
     start: DataFrame
     steps: tuple[Step, ...] = ()
 
     @classmethod
     def of(cls, session: SparkSession, schema: StructType) -> Self:
-        """Return the plan without steps for an output of *schema*."""
+        """Return a plan without steps for an output with *schema*."""
         return cls(empty_stream(session, schema))
 
     @property
     def shape(self) -> DataFrame:
-        """An empty stream with the schema and the columns of the result."""
+        """An empty stream with the schema and columns of the result."""
         return self.steps[-1].shape if self.steps else self.start
 
     @property
     def is_stateless(self) -> bool:
-        """Whether no rows come out where none go in; a function of the user may make some."""
+        """Whether empty input always means empty output; a user's function may add rows."""
         return not any(step.method in _MAY_MAKE_ROWS for step in self.steps)
 
     def then(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Self:
@@ -113,16 +113,16 @@ def _refuse_streams(method: str, arguments: Iterable[object]) -> None:
     for argument in arguments:
         if isinstance(argument, DataFrame) and argument.isStreaming:
             raise UsageError(
-                f"{method} with another stream needs state for both streams, which a query with "
+                f"{method} with a second stream needs state for both streams, which a query with "
                 "a stateful operator cannot keep: combine the streams before the operator, or "
                 "write this one and read it in a second query"
             )
 
 
 def needs_state(method: str, what: str) -> UsageError:
-    """Return the error for a step that Spark would keep state for."""
+    """Return the error for a step that needs Spark's own state."""
     return UsageError(
-        f"{method}: {what} needs state of Spark's own, which cannot follow the state of this query: do "
-        "it in a processor, or before the first stateful operator, or in a second query over the "
-        "output of this one; within one micro-batch, in foreachBatch"
+        f"{method}: {what} needs Spark's own state, which is not possible after this query's state: do "
+        "it in a processor, before the first stateful operator, or in a second query over the "
+        "output of this query; for a single micro-batch, do it in foreachBatch"
     )

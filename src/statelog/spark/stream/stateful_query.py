@@ -1,5 +1,5 @@
 """
-The `StreamingQuery` of `start`: its errors begin with their cause, its progress has our figures.
+The `StreamingQuery` of `start`, with causes in its errors and figures in its progress.
 
 A query without a checkpointLocation gets a temporary one, if its sink is for one-time queries.
 Source: Spark's DataStreamWriter and StreamExecution: the folder `temporary-...`, its deletion at
@@ -42,7 +42,7 @@ class Failures:
         self.last: StatelogError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Process a micro-batch; raise statelog's error so that Spark's text begins with it."""
+        """Process a micro-batch; raise statelog's error so that Spark's text starts with it."""
         try:
             self._process(frame, batch_id)
         except StatelogError as error:
@@ -55,7 +55,7 @@ class Failures:
 
 @contextlib.contextmanager
 def message_first(begin: Callable[[StreamingQueryException], None]) -> Iterator[None]:
-    """Call *begin* with the error that ended a query, to put its cause in front, and raise it."""
+    """Prepend its cause to the error that ended a query with *begin*, and raise the error."""
     try:
         yield
     except StreamingQueryException as error:
@@ -84,12 +84,12 @@ class StatefulQuery(StreamingQuery):
 
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:
-        """See Spark's `StreamingQuery.recentProgress`; with the figures of statelog."""
+        """See Spark's `StreamingQuery.recentProgress`; includes statelog's figures."""
         return [self._figures.added_to(progress) for progress in super().recentProgress]
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:
-        """See Spark's `StreamingQuery.lastProgress`; with the figures of statelog."""
+        """See Spark's `StreamingQuery.lastProgress`; includes statelog's figures."""
         progress = super().lastProgress
         return None if progress is None else self._figures.added_to(progress)
 
@@ -131,10 +131,10 @@ class StatefulQuery(StreamingQuery):
 
 
 def temporary_checkpoint(session: SparkSession) -> str:
-    """Return a new folder on the driver's disk, which the JVM deletes at its exit at the latest."""
+    """Create a folder on the driver's disk that the JVM deletes at exit; return its path."""
     checkpoint = f"{_FILE}{temporary_folder(session)}"
     _log.warning(
-        "the query has no checkpointLocation: its offsets and its state are in the temporary folder "
+        "the query does not have a checkpointLocation: its offsets and state are in the temporary folder "
         "%s, which is deleted when the query ends without an error",
         checkpoint,
     )

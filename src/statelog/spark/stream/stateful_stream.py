@@ -68,42 +68,40 @@ SHOWN: Final = [
 """Methods and properties that do not read rows."""
 
 _STATE: Final = (
-    "it needs state of Spark's own, which cannot follow the state of this query: do it in a processor "
-    "(groupBy(...) and transform_with_state again), or before the first stateful operator, or in a "
-    "second query over the output of this one"
+    "it needs Spark's own state, which is not possible after this query's state: do it in a processor "
+    "(groupBy(...) and transform_with_state again), before the first stateful operator, or in a "
+    "second query over the output of this query"
 )
 _WATERMARK: Final = (
-    "a query has the watermark of its input: name the output column with the event time by "
-    "eventTimeColumnName, and the next stateful operator uses it"
+    "a query uses the watermark of its input: name the output column with the event time with "
+    "eventTimeColumnName; the next stateful operator uses it"
 )
 _WHOLE: Final = (
-    "it needs all rows, and a stream has no end: do it to the rows of one micro-batch in "
+    "it needs all rows, but a stream does not end: apply it to the rows of one micro-batch in "
     ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
 )
 _UNION: Final = (
-    "Spark unites no stream with a batch frame, and the rows of a second stream would need a source "
-    "beside this one in the running query: unite the streams before the operator, or write both to "
+    "Spark cannot union a stream with a batch frame, and a second stream would need an additional source "
+    "in the running query: combine the streams before the operator, or write both to "
     "one sink"
 )
 _SUBQUERY: Final = (
-    "it makes a subquery of the frame, and Spark allows no stream in a subquery: write the rows to "
-    "a table, and query that in a query of its own, or do it to each micro-batch in "
+    "it uses the frame in a subquery, and Spark does not allow streams in a subquery: write the rows to "
+    "a table and query the table separately, or apply it to each micro-batch in "
     ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
 )
 _ACTION: Final = (
-    "a stream has rows only while its query runs: start one with .writeStream, and read the "
+    "a stream has rows only while its query runs: start a query with .writeStream, and read the "
     "rows in foreachBatch(lambda frame, batch_id: ...)"
 )
-_WRITE: Final = (
-    "a stream is written by .writeStream: format(...), toTable(...) or foreachBatch(...)"
-)
-_KEPT: Final = "a stream has no rows to keep; a micro-batch can be cached in foreachBatch"
+_WRITE: Final = "write a stream with .writeStream: format(...), toTable(...) or foreachBatch(...)"
+_KEPT: Final = "a stream has no rows to store; cache a micro-batch in foreachBatch"
 _VIEW: Final = (
-    "a view of it could not be queried, because only the running query has its rows: use the frame "
+    "a view of it could not be queried, because only the running query sees its rows: use the frame "
     "itself (select, selectExpr, where, join, ...), or create the view in foreachBatch"
 )
 _PLAIN: Final = (
-    "it is not available on the output of a stateful operator: do it to each micro-batch in "
+    "it is not available on the output of a stateful operator: apply it to each micro-batch in "
     ".writeStream.foreachBatch(lambda frame, batch_id: ...)"
 )
 
@@ -141,7 +139,7 @@ REFUSED: Final[Mapping[str, str]] = {
 
 
 class GroupedStatefulStream(GroupedData):
-    """A `StatefulStream`, grouped for another `transform_with_state` in the same query."""
+    """A `StatefulStream`, grouped for a further `transform_with_state` in the same query."""
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class GroupedStatefulStream(GroupedData):
         self.shape = shape
 
     def transformWithState(self, *args: object, **kwargs: object) -> DataFrame:
-        """See Spark's method, which `statelog.spark.enable` replaces; else it is rejected."""
+        """See Spark's method, which `statelog.spark.enable` replaces; rejected otherwise."""
         return self._of_session("transformWithState")(self, *args, **kwargs)
 
     def transformWithStateInPandas(self, *args: object, **kwargs: object) -> DataFrame:
@@ -178,16 +176,16 @@ class GroupedStatefulStream(GroupedData):
 
 def _not_grouped(*args: object, **kwargs: object) -> NoReturn:
     raise UsageError(
-        "the rows of a stateful operator of statelog cannot be grouped for an operator of Spark's: "
-        "it would need state of its own behind the state of this query. Call "
+        "the rows of a statelog operator cannot be grouped for a Spark operator: "
+        "that operator would need Spark's own state. Call "
         "statelog.spark.transform_with_state with the grouped stream (or transformWithState, in "
         "a session with statelog.spark.enable), or aggregate before the first operator, or in a "
-        "second query over the output of this one"
+        "second query over the output of this query"
     )
 
 
 class StatefulStream(DataFrame):
-    """The output of the last of a query's operators over a stream, and the steps applied to it."""
+    """The output of a query's last operator over a stream, and the steps applied to it."""
 
     _operators: tuple[OperatorDefinition, ...]
     _plan: RecordedPlan
@@ -222,7 +220,7 @@ class StatefulStream(DataFrame):
         return StatefulStreamWriter(self._operators, self._plan)
 
     def groupBy(self, *cols: Any) -> GroupedData:
-        """Group the rows, as Spark's `groupBy`, for another stateful operator in the same query."""
+        """Group the rows, like Spark's `groupBy`, for a further stateful operator in the query."""
         shape = self._plan.shape.groupBy(*cols)
         return GroupedStatefulStream(self, self._operators, self._plan, shape)
 
@@ -239,8 +237,8 @@ class StatefulStream(DataFrame):
         """
         if not isinstance(observation, str):
             raise UsageError(
-                "observe of a stream takes a name, as in Spark: its values are in "
-                "query.lastProgress.observedMetrics[name], for each micro-batch; an Observation keeps "
+                "observe on a stream requires a name, as in Spark: its values are in "
+                "query.lastProgress.observedMetrics[name], for each micro-batch; an Observation stores "
                 "the values of one action"
             )
         plan = self._plan.then(OBSERVE, (observation, *exprs), {})
@@ -251,7 +249,7 @@ class StatefulStream(DataFrame):
         result = func(self, *args, **kwargs)
         if not isinstance(result, DataFrame):
             raise UsageError(
-                f"transform takes a function that returns a frame, not {type(result).__name__}"
+                f"transform requires a function that returns a frame, not {type(result).__name__}"
             )
         return result
 
@@ -266,7 +264,7 @@ class StatefulStream(DataFrame):
         # Also called for internals of a DataFrame, such as the JVM's frame.
         if name == FRAME:
             raise UsageError(
-                "the output of a stateful operator cannot be an argument of a method of another "
+                "the output of a stateful operator cannot be an argument of a method of a different "
                 "frame or of a function: call its own method, as in stateful.join(batch, ...)"
             )
         if name.startswith("_"):

@@ -70,15 +70,15 @@ class StatefulStreamWriter(DataStreamWriter):
         self._target = Target()
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
-        """Accept "append" or "update"; both write what the processor yields."""
+        """Accept "append" or "update"; both write the rows that the processor yields."""
         mode = outputMode.strip().lower() if isinstance(outputMode, str) else ""
         if mode == "complete":
             raise UsageError(
-                "the output mode complete needs a streaming aggregation, as in Spark; use append or "
+                "the output mode complete requires a streaming aggregation, as in Spark; use append or "
                 "update"
             )
         if mode not in ("append", "update"):
-            raise UsageError(f"outputMode is append or update; got {outputMode!r}")
+            raise UsageError(f"outputMode must be append or update; got {outputMode!r}")
         return self
 
     def trigger(self, **trigger: Any) -> StatefulStreamWriter:
@@ -92,8 +92,8 @@ class StatefulStreamWriter(DataStreamWriter):
         for name in ("continuous", "realTime"):
             if trigger.get(name) is not None:
                 raise UsageError(
-                    f"the trigger {name} runs no micro-batches, and statelog commits state by "
-                    "micro-batches; use processingTime or availableNow"
+                    f"the trigger {name} does not run micro-batches, but statelog commits state per "
+                    "micro-batch; use processingTime or availableNow"
                 )
 
     def queryName(self, queryName: str) -> StatefulStreamWriter:
@@ -108,7 +108,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return self
 
     def option(self, key: str, value: OptionValue) -> StatefulStreamWriter:
-        """Set an option: `checkpointLocation`, `statelog.<setting>`, or one of the sink."""
+        """Set an option: `checkpointLocation`, `statelog.<setting>`, or a sink option."""
         if value is None:
             return self
         if key.lower() == _CHECKPOINT:
@@ -136,7 +136,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return self
 
     def foreach(self, f: RowFunction) -> StatefulStreamWriter:
-        """Call a function, or an object with `process`, with each row."""
+        """Call a function, or an object's `process`, with each row."""
         self._sink = foreach_sink(f)
         return self
 
@@ -144,7 +144,7 @@ class StatefulStreamWriter(DataStreamWriter):
         """Call *func* with each micro-batch's output and id."""
         if not callable(func):
             raise UsageError(
-                f"foreachBatch takes a function of frame and batch id, not {given(func)}"
+                f"foreachBatch requires a function of frame and batch id, not {given(func)}"
             )
         self._sink = func
         return self
@@ -170,7 +170,7 @@ class StatefulStreamWriter(DataStreamWriter):
         """
         if not callable(func):
             raise UsageError(
-                f"sideOutput takes a function of frame and batch id, not {given(func)}"
+                f"sideOutput requires a function of frame and batch id, not {given(func)}"
             )
         self._sinks[name] = func
         return self
@@ -185,7 +185,7 @@ class StatefulStreamWriter(DataStreamWriter):
         **options: OptionValue,
     ) -> StreamingQuery:
         """
-        Start the query; each argument is described by the method of its name.
+        Start the query; see the method of the same name for each argument.
 
         Raises:
             CheckpointError: The state location cannot be used by this query.
@@ -206,7 +206,7 @@ class StatefulStreamWriter(DataStreamWriter):
         queryName: str | None = None,
         **options: OptionValue,
     ) -> StreamingQuery:
-        """Start the query, appending each micro-batch to a table; see `start`."""
+        """Start the query, and append each micro-batch to a table; see `start`."""
         self._take(format, outputMode, partitionBy, queryName, options)
         self._target = replace(self._target, table=_text("tableName", tableName))
         return self._start(None, one_time=False)
@@ -289,7 +289,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return sink_of(context, self._target)
 
     def _query(self, checkpoint: str, *, is_temporary: bool) -> Query:
-        """Return everything about the query that does not change while it runs."""
+        """Return the parts of the query that do not change while it runs."""
         last = self._operators[-1]
         session = self._spark
         # The frame has its key groups already, and the session may have changed after that.
@@ -305,7 +305,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return Query(operators, settings, normalize_url(location), bounds, last.observers)
 
     def _kept_progress(self) -> int:
-        """Return the number of micro-batches whose progress Spark keeps."""
+        """Return the number of micro-batches whose progress Spark retains."""
         return int(self._spark.conf.get(_KEPT_PROGRESS, "100") or 0)
 
     def _cores(self) -> int:
@@ -313,7 +313,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return self._spark.sparkContext.defaultParallelism
 
     def _write_instead(self, frame: DataFrame) -> None:
-        """Write *frame* instead of the input, with its name and trigger."""
+        """Write *frame* instead of the input, with the query's name and trigger."""
         write_instead(self, frame)
         if self._query_name is not None:
             super().queryName(self._query_name)
@@ -336,7 +336,7 @@ class StatefulStreamWriter(DataStreamWriter):
 
 
 def _observed(query: Query, observations: Observations, figures: ProgressFigures) -> Query:
-    """Return *query* with `observe` between its operators, and figures noted for its progress."""
+    """Return *query* with `observe` between its operators, and with recorded figures."""
     return replace(
         query,
         operators=observed_operators(query.operators, observations),
@@ -345,14 +345,14 @@ def _observed(query: Query, observations: Observations, figures: ProgressFigures
 
 
 def _check_columns(operators: Sequence[OperatorDefinition], settings: QuerySettings) -> None:
-    """Check that rows have all their columns where they are kept for a changed processor."""
+    """Check that recorded rows contain all columns, as a changed processor may need them."""
     key = settings.keeps_rows
     name = key.removesuffix(".*")
     if key and not all(operator.has_all_columns for operator in operators):
         raise UsageError(
-            f"{name} keeps rows with all their columns, but the columns that the processor does not read "
-            f"were left out before the writer got the option. Give {name} to transform_with_state or "
-            f"to the session, as spark.statelog.{key}, or use inputColumns='all'"
+            f"{name} records rows with all columns, but the columns that the processor does not read "
+            f"were dropped before the writer got the option. Pass {name} to transform_with_state, set it "
+            f"in the session as spark.statelog.{key}, or use inputColumns='all'"
         )
 
 
@@ -363,7 +363,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _names(columns: tuple[str | list[str], ...]) -> tuple[str, ...]:
-    """Return names given one by one, or as one list."""
+    """Return names that were passed separately or as one list."""
     if len(columns) == 1 and isinstance(columns[0], list | tuple):
         return tuple(columns[0])
     return cast("tuple[str, ...]", columns)

@@ -1,5 +1,5 @@
 """
-The timers of a task: which are due, and when the next timer is due.
+Find a task's due timers, and the time of its next timer.
 
 A task with much input appends the changes of each part of its rows to the log and drops them from
 memory.  Timers fire after all rows and need the changes of their keys again.  So the changes are
@@ -28,7 +28,7 @@ from statelog.state.kinds import Key
 
 class RetiredChanges:
     """
-    The changes of earlier parts, as far as timers need them.
+    The changes of earlier parts that timers need.
 
     Attributes: `due`: (time, key group, key) of the timers that are due after the rows;
     `first_ms`: time of the first timer later than these.
@@ -52,7 +52,7 @@ class RetiredChanges:
         overlays: Mapping[int, Overlay],
         changes: ChangeBatch,
     ) -> None:
-        """Keep the changes of one part."""
+        """Store the changes of one part."""
         for key_group, value in zip(
             changes.key_groups.tolist(), changes.values.to_pylist(), strict=True
         ):
@@ -72,13 +72,13 @@ class RetiredChanges:
                     self._superseded.setdefault(key_group, set()).add(key)
 
     def superseded(self, key_group: int) -> Collection[Key]:
-        """Return the keys with timers due before the micro-batch changed them."""
+        """Return the keys whose timers were due before the micro-batch changed them."""
         return self._superseded.get(key_group, ())
 
     def brought_forward(
         self, key_group: int, group: KeyGroupState, keys: Collection[Key]
     ) -> KeyGroupState:
-        """Return the state of some keys with the stored changes folded in."""
+        """Return the state of some keys with the stored changes applied."""
         # A state of a few keys only: the other keys do not fire.
         forward = KeyGroupState(group.kinds, group.version)
         for state_id, table in enumerate(group.tables):

@@ -1,5 +1,5 @@
 """
-The seam of an extension in the worker.
+The worker's interface for extensions.
 
 Each extension with a part in `TaskSpec.extras` is created for the task, and may do this, in order:
 
@@ -45,11 +45,11 @@ class TaskRun(Protocol):
 
     @property
     def output(self) -> OutputCollector:
-        """Collects what the processor yields."""
+        """Collects the results of the processor."""
 
     @property
     def key_count(self) -> int:
-        """The number of keys so far."""
+        """The number of keys processed so far."""
 
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
@@ -61,10 +61,10 @@ class TaskRun(Protocol):
         """Run the processor over keys with all their rows; raises `ProcessorError`."""
 
     def retire(self, changes: ChangeBatch) -> None:
-        """Drop the changes so far from memory, which were appended to the log."""
+        """Remove from memory the changes that were appended to the log."""
 
     def end(self) -> None:
-        """Run the processor over the timers that are due, and close it; raises `ProcessorError`."""
+        """Run the processor over the due timers, and close it; raises `ProcessorError`."""
 
     def flush(self) -> None:
         """Convert the rest of the output; raises `ProcessorError` if a row does not fit."""
@@ -76,7 +76,7 @@ class TaskRun(Protocol):
         """Return the changes for the log; raises `ProcessorError` if a value does not fit."""
 
     def stage(self, checkpoint_id: int, base_id: int, state_handle_id: str) -> None:
-        """Keep the changes for the next task of this worker."""
+        """Keep the changes for this worker's next task."""
 
     def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
         """Return the state with the changes of this run as a snapshot."""
@@ -100,7 +100,7 @@ Calls: TypeAlias = Mapping[str, Callable[..., object]]
 @dataclass(frozen=True, slots=True)
 class TaskTools:
     """
-    What an extension gets besides its part.
+    The tools that an extension gets in addition to its part.
 
     Args:
         spec: The instructions of the task.
@@ -120,7 +120,7 @@ class TaskTools:
 
 class TaskExtension(Protocol):
     """
-    The half of an extension in the worker, for one task.
+    The worker half of an extension, for one task.
 
     Its arguments are its part of `TaskSpec.extras`, and the `TaskTools`.  An extension that adds
     calls to the handle is also made without a part, for the error of a call, and over a batch frame
@@ -136,11 +136,11 @@ class TaskExtension(Protocol):
     phase: ClassVar[str] = ""
 
     def calls(self) -> Calls:
-        """Return the methods that it adds to the handle, of the names in its row of the table."""
+        """Return the methods that it adds to the handle, named as in its table row."""
         return {}
 
     def collectors(self) -> Sequence[Collector]:
-        """Return what collects what the calls of the processor add."""
+        """Return the collector for the additions of processor calls."""
         return ()
 
     def new_run(
@@ -151,14 +151,14 @@ class TaskExtension(Protocol):
         output: OutputCollector,
         extensions: TaskExtensions,
     ) -> TaskRun | None:
-        """Return a run of the processor in place of the run of its face; None to leave that."""
+        """Return a run that replaces the face's run of the processor, or None."""
         return None
 
     def wrap(
         self, run: TaskRun, collectors: Sequence[Collector], leave_out: Callable[[int, Key], None]
     ) -> TaskRun:
         """
-        Return a run around a run.
+        Return a run that wraps a run.
 
         Args:
             run: The run.
@@ -168,16 +168,16 @@ class TaskExtension(Protocol):
         return run
 
     def opened(self) -> None:
-        """Begin what calls add, after `init` of the processor."""
+        """Start collecting additions of calls, after the processor's `init`."""
 
     def closed(self) -> None:
-        """End what calls add, before `close` of the processor."""
+        """Stop collecting additions of calls, before the processor's `close`."""
 
     def flush(self) -> None:
-        """Convert what the calls added; raises `UnfitOutputError` if it does not fit."""
+        """Convert the additions of calls; raise `UnfitOutputError` if they do not fit."""
 
     def leave_out(self, key_group: int, key: Key) -> None:
-        """Forget a key whose processing failed."""
+        """Discard the additions of a key whose processing failed."""
 
     def failed(self, error: ProcessorError) -> ProcessorError:
         """Return the error with which the task fails; see `ExtensionRow.advice` too."""
@@ -185,7 +185,7 @@ class TaskExtension(Protocol):
 
     def answer(self) -> object | None:
         """
-        Return what the task answers; None for nothing.
+        Return the extension's part of the task's result; None for no part.
 
         Blocks: On the store, where it is large.
         """
@@ -194,7 +194,7 @@ class TaskExtension(Protocol):
 
 class TaskExtensions:
     """
-    The extensions of a task, in their order.
+    The extensions of a task, in order.
 
     Args:
         extras: The parts of the extensions, by name.
@@ -214,7 +214,7 @@ class TaskExtensions:
         self.keeps_rows = any(extension.keeps_rows for extension in self._all)
 
     def call(self, row: ExtensionRow, method: str) -> Callable[..., object]:
-        """Return a method that an extension adds to the handle of the processor."""
+        """Return a method that an extension adds to the processor's handle."""
         extension = self._by_name.get(row.name)
         if extension is None:
             extension = loaded(row.worker, type)(None, self._tools)
@@ -237,7 +237,7 @@ class TaskExtensions:
         return face_of(context.processor).new_run(*arguments)
 
     def wrap(self, run: TaskRun, output: Collector) -> TaskRun:
-        """Return the run of the task, around the run of its processor."""
+        """Return the task's run, which wraps the run of its processor."""
         collectors = [output]
         for extension in self._all:
             collectors += extension.collectors()
@@ -256,12 +256,12 @@ class TaskExtensions:
             extension.closed()
 
     def flush(self) -> None:
-        """Convert what the calls added."""
+        """Convert the additions of calls."""
         for extension in self._all:
             extension.flush()
 
     def leave_out(self, key_group: int, key: Key) -> None:
-        """Forget a key whose processing failed."""
+        """Discard the additions of a key whose processing failed."""
         for extension in self._all:
             extension.leave_out(key_group, key)
 
@@ -278,7 +278,7 @@ class TaskExtensions:
 
     def answers(self, watch: Stopwatch) -> dict[str, object]:
         """
-        Return what the extensions answer, by name.
+        Return the extensions' results, by name.
 
         Raises `StoreError` where it is not durable.
         """
@@ -293,4 +293,4 @@ class TaskExtensions:
 
 
 NO_EXTENSIONS: Final = TaskExtensions({})
-"""The extensions of a run without any."""
+"""The empty set of extensions."""

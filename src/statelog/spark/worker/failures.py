@@ -1,4 +1,4 @@
-"""Report failures of a task to the driver, message first."""
+"""Report a task's failures to the driver, message first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reported_to_driver(location: str) -> Iterator[None]:
 
 
 def with_message(error: StatelogError, message: str) -> StatelogError:
-    """Return an error of the nearest public class with another message."""
+    """Return an error of the closest public class with a different message."""
     # The driver knows the public classes only; a subclass would not be found there.
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     copy: StatelogError = kind(message, **error.facts)
@@ -50,7 +50,7 @@ def with_message(error: StatelogError, message: str) -> StatelogError:
 
 
 def _with_remedy(error: StatelogError, location: str) -> StatelogError:
-    """Add what to do to an error of an unreadable object."""
+    """Add advice to the error of an unreadable object."""
     if not isinstance(error, ObjectNotFoundError | CorruptionError):
         return error
     missing = isinstance(error, ObjectNotFoundError)
@@ -80,7 +80,7 @@ def error_text(error: BaseException) -> tuple[str, str]:
 
 
 def storable(text: str) -> str:
-    """Return a text as UTF-8 can have it: half a surrogate pair becomes its escape."""
+    """Make a text encodable as UTF-8: escape half surrogate pairs."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -100,7 +100,7 @@ def processor_lines(error: BaseException | None) -> str:
     lines = "".join(report.format()).rstrip("\n").split("\n")
     if len(lines) > _MOST_LINES:
         half = _MOST_LINES // 2
-        left_out = f"  ... {len(lines) - _MOST_LINES} lines left out ..."
+        left_out = f"  ... {len(lines) - _MOST_LINES} lines omitted ..."
         lines = [*lines[:half], left_out, *lines[-half:]]
     return storable("\n" + "\n".join(lines))
 
@@ -109,7 +109,7 @@ def ends_of_process_are_errors(
     run: Callable[Parameters, Result],
 ) -> Callable[Parameters, Result]:
     """
-    Let `os._exit` raise an error in the thread that calls *run*.
+    Make `os._exit` raise an error in the thread that calls *run*.
 
     The end of a worker would hide the processor, the key and the micro-batch.  Other threads, and
     child processes of a processor, end as usual.

@@ -25,7 +25,7 @@ from statelog.state.objects import BoundState, Cursor, Timers
 
 
 class TaskHandle(StateVariables):
-    """The state variables of a task by name, and the timers of the key that is processed."""
+    """A task's state variables by name, and the timers of the current key."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class TaskHandle(StateVariables):
         self._unfounded: dict[str, UsageError] = {}
 
     def initialized(self) -> None:
-        """End the time in which state variables may be created."""
+        """End the phase in which state variables may be created."""
         for error in self._unfounded.values():
             raise error
         self._initialized = True
@@ -70,7 +70,7 @@ class TaskHandle(StateVariables):
             state_id = self._codec.schema.state_id(name)
         except KeyError:
             raise UsageError(
-                f"init() asks for state {name!r} in a task, but did not on the driver; it must ask "
+                f"init() asks for state {name!r} in a task, but did not ask for it on the driver; it must ask "
                 "for the same state everywhere"
             ) from None
         state = self._codec.states[state_id]
@@ -82,7 +82,7 @@ class TaskHandle(StateVariables):
     def _only_in_init(self, name: str, what: str) -> None:
         if self._initialized:
             raise UsageError(
-                f"state {name!r}: state variables are {what} in init() only: move the call there"
+                f"state {name!r}: state variables can be {what} only in init(): move the call there"
             )
 
     def _call_of(self, row: ExtensionRow, method: str) -> Callable[..., object]:
@@ -91,7 +91,7 @@ class TaskHandle(StateVariables):
     def _timers_or_error(self) -> Timers:
         if self._timers is None:
             raise UsageError(
-                "timers need the time mode ProcessingTime or EventTime; this query has None: give "
+                "timers need the time mode ProcessingTime or EventTime, but this query uses None: pass "
                 'timeMode="ProcessingTime" to transform_with_state'
             )
         return self._timers

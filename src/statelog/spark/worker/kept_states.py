@@ -1,5 +1,5 @@
 """
-The states that a worker process keeps between tasks, with what their tasks need.
+The states that a worker process keeps between tasks, with their resources.
 
 A worker may run tasks of several queries of an application, at once or one after the other, and
 exists while any of them has tasks for it.  So a state that no task has asked for in a while is
@@ -34,7 +34,7 @@ from statelog.store.requests import REPEATED_REQUESTS, RepeatedSince
 _log = logging.getLogger("statelog.spark")
 
 KEPT_S: Final = 600.0
-"""Seconds without a task after which a state is forgotten, longer than most triggers."""
+"""Seconds without a task after which a state is released, longer than most triggers."""
 
 _CACHED_BYTES: Final = 64 * 1024 * 1024
 _LARGE_ENTRIES: Final = 100_000
@@ -79,7 +79,7 @@ class KeptState:
 
 class KeptStates:
     """
-    All states of this process.
+    All states in this process.
 
     Thread: one at a time; Spark runs one task in a Python worker.
     """
@@ -89,7 +89,7 @@ class KeptStates:
         self._by_name: dict[str, KeptState] = {}
 
     def of(self, spec: TaskSpec) -> KeptState:
-        """Return the state of a task, and forget states without a task for `KEPT_S`."""
+        """Return a task's state, and release states that were unused for `KEPT_S`."""
         name = _name_of(spec)
         now_s = self._clock()
         # Forget what a rewind or another run has made wrong, and what was not used for a while.
@@ -113,7 +113,7 @@ class KeptStates:
         return worker_state
 
     def _forget(self, names: Sequence[str]) -> None:
-        """Forget states, and free their memory before a task takes more."""
+        """Release states, and free their memory before a task uses more."""
         for name in names:
             self._by_name.pop(name).close()
         # A task that excluded the modules excluded its own objects too.
@@ -125,7 +125,7 @@ class KeptStates:
 
 def exclude_from_collection(worker_state: KeptState) -> None:
     """
-    Exclude what lives long from garbage collection: the modules, and state that has grown much.
+    Exclude long-lived objects from garbage collection: modules, and state that has grown.
 
     PySpark's daemon runs a full collection after every task.  A pass over the modules takes as long
     as a small task, one over a large state longer than any.  The collector never visits state in

@@ -1,5 +1,5 @@
 """
-Split the input of a task into parts that fit in memory.
+Split a task's input into parts that fit in memory.
 
 A task reads its rows up to a bound and processes them at once, which is enough for nearly every
 micro-batch.  Above the bound it writes all rows to a file on the local disk, separated by key
@@ -80,7 +80,7 @@ class HugeKeyInput:
                 keys.setdefault(key, as_shown)
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Raise an error: the rows are on the disk already."""
+        """Raise an error, because the rows are already on disk."""
         raise InvariantError("the rows of a huge key are read from the task's file")
 
     def key_groups(self) -> list[int]:
@@ -88,16 +88,16 @@ class HugeKeyInput:
         return sorted(self._keys)
 
     def table_keys(self, key_group: int) -> list[Key]:
-        """Return the keys as tables hold them."""
+        """Return the keys as tables store them."""
         return list(self._keys.get(key_group, {}))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
-        """Yield each key, in both its forms, and its rows."""
+        """Yield each key in both its forms, with its rows."""
         for key, key_object in self._keys.get(key_group, {}).items():
             yield key, key_object, self.rows_of(key_group, key)
 
     def rows_of(self, key_group: int, key: Key) -> Iterator[RowLike]:
-        """Yield the rows of a key, each time as other objects."""
+        """Yield the rows of a key, as new objects each time."""
         for batch in _rebatched(self.batches_of(key), self._row_format.rows_at_once or _SLICE_ROWS):
             slice_input = self._row_format.input(self._layout, self._codec)
             slice_input.read([batch])
@@ -124,7 +124,7 @@ class HugeKeyInput:
 
 
 def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches of *rows* rows, the last one smaller."""
+    """Yield batches of *rows* rows; the last one may be smaller."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -143,7 +143,7 @@ def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
 
 @dataclass(slots=True)
 class _Slot:
-    """Pieces of the file with the rows of some key groups."""
+    """The pieces of the file that contain the rows of some key groups."""
 
     pieces: list[list[Piece]] = field(default_factory=lambda: [[], []])
 
@@ -212,7 +212,7 @@ class LargeInput:
         slots: Sequence[_Slot],
     ) -> None:
         """
-        Write the rows of a batch, each to its slot.
+        Write each row of a batch to its slot.
 
         A slot keeps their order.
         """
@@ -230,7 +230,7 @@ class LargeInput:
 
     def parts(self) -> Iterator[Part]:
         """
-        Yield parts of at most the bound.
+        Yield parts that do not exceed the bound.
 
         A larger part has the rows of one key.
         """
@@ -275,7 +275,7 @@ class LargeInput:
                 yield self._file.read_batch(piece, schema)
 
     def _split(self, slot: _Slot, level: int) -> Iterator[Part]:
-        """Separate the rows of a slot by the hash of their key."""
+        """Split the rows of a slot by the hash of their key."""
         # Twice as many places as are needed: hashes do not divide rows evenly.
         count = min(_SPLIT, 2 * -(-slot.cost // self._part_bytes))
         heavy = self._heavy_hashes(slot)
@@ -307,7 +307,7 @@ class LargeInput:
             )
 
     def _heavy_hashes(self, slot: _Slot) -> npt.NDArray[np.uint64]:
-        """Return the hashes with many rows of a slot, ascending."""
+        """Return the hashes with many rows in a slot, ascending."""
         # A sample of the pieces is enough to find the keys with a large share.
         total = 0
         counts: dict[int, int] = {}

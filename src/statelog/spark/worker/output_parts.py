@@ -1,5 +1,5 @@
 """
-Hold the output rows of a task in memory, or outside.
+Collect a task's output rows in memory or outside.
 
 Staged rows that are too many for the task's answer are written to files of the state location, each
 of a bounded size.  Rows of direct delivery are stored in the task's file on the local disk until
@@ -50,20 +50,20 @@ _JOINED: Final = 64
 
 
 class Collector(Protocol):
-    """Collects what calls of a processor make, and can drop what was collected last."""
+    """Collects the results of processor calls, and can discard the latest ones."""
 
     def mark(self) -> None:
-        """Begin what the next `keep` or `roll_back` ends; marks are nested."""
+        """Set a mark, which the next `keep` or `roll_back` removes; marks nest."""
 
     def keep(self) -> None:
-        """End a mark, and keep what was collected since."""
+        """Remove a mark, and keep the results collected since."""
 
     def roll_back(self) -> None:
-        """End a mark, and drop what was collected since."""
+        """Remove a mark, and discard the results collected since."""
 
 
 class _Mark(NamedTuple):
-    """The number of batches, and of their rows."""
+    """The number of batches and of their rows."""
 
     batches: int
     rows: int
@@ -71,7 +71,7 @@ class _Mark(NamedTuple):
 
 class OutputParts:
     """
-    Converts what a processor yields to record batches of bounded size.
+    Converts a processor's results to record batches of bounded size.
 
     Attributes: `rows`: where rows are collected; `calls`: which call yielded each of its items.
     """
@@ -92,16 +92,16 @@ class OutputParts:
 
     @property
     def unnamed(self) -> UnnamedColumns | None:
-        """The columns that no row names, of those converted so far; None also without rows."""
+        """The columns that no converted row has set; None also if no row was converted."""
         return self.rows.unnamed if self.row_count else None
 
     def bound_each_call(self) -> None:
-        """Bound the memory that the rows of one call use."""
+        """Limit the memory that the rows of one call use."""
         self.extend = self.extend_within
         self.bound_pending()
 
     def bound_pending(self) -> None:
-        """Convert rows more often; what one call yields stays in memory until the call ends."""
+        """Convert rows more often; a call's rows stay in memory until the call ends."""
         self._limit = self._most = _AT_ONCE * 4
 
     @property
@@ -110,7 +110,7 @@ class OutputParts:
         return self.rows.pending >= self._limit
 
     def extend_within(self, produced: Iterable[RowLike]) -> None:
-        """Collect what one call of the processor yields, in pieces."""
+        """Collect the results of one processor call, in pieces."""
         # A generator of the processor may yield more rows than memory holds.
         iterator = iter(produced)
         before = -1
@@ -124,7 +124,7 @@ class OutputParts:
 
     def convert_if_many(self) -> None:
         """
-        Convert the rows to a batch once they are many.
+        Convert the rows to a batch once there are many.
 
         Called between keys.
         """
@@ -155,7 +155,7 @@ class OutputParts:
                 self.spill()
 
     def take(self) -> list[pa.RecordBatch]:
-        """Return the batches in memory, and drop them."""
+        """Return the batches in memory, and release them."""
         batches = self._batches
         self._batches = []
         self.held_bytes = 0
@@ -165,7 +165,7 @@ class OutputParts:
         """Move the batches out of memory."""
 
     def mark(self) -> None:
-        """See `Collector`; called where no row is pending."""
+        """See `Collector`; called when no row is pending."""
         self._marks.append(_Mark(self._batch_count, self.row_count))
 
     def keep(self) -> None:
@@ -199,7 +199,7 @@ class OutputParts:
         self._batch_count, self.row_count = mark
 
     def _drop_spilled(self, count: int) -> None:
-        """Drop the last batches that `spill` moved."""
+        """Discard the last batches that `spill` moved."""
 
 
 class DirectOutput(OutputParts):
@@ -225,7 +225,7 @@ class DirectOutput(OutputParts):
         self._pieces = self._pieces[: len(self._pieces) - count]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches converted so far in their order, and drop them."""
+        """Yield the batches converted so far in order, and release them."""
         pieces = self._pieces
         self._pieces = []
         for piece in pieces:
@@ -246,7 +246,7 @@ class OutputFiles:
         return self.write(PATHS.output, data)
 
     def write(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
-        """Write an object, whose path is made of a unique name, and return its handle."""
+        """Write an object under a unique name, and return its handle."""
         path = self.put_object(lambda: path_of(self.ids.new_id()), data)
         return FileStateHandle(path, len(data), checksum([data]))
 
@@ -310,8 +310,8 @@ class StagedOutputParts(OutputParts):
 # Append the changes of a task to the changelog.
 
 _REPEATED: Final = (
-    "Spark runs the task again, up to spark.task.maxFailures times; after that the query fails, and "
-    "continues after its last committed micro-batch when it is started again"
+    "Spark runs the task again, up to spark.task.maxFailures times; after that the query fails and "
+    "continues after its last committed micro-batch when you start it again"
 )
 
 
@@ -366,12 +366,12 @@ class TaskLog:
         return result.job_manager_owned
 
     def close(self) -> None:
-        """Close the writer; files that the handle of `persist` names are kept."""
+        """Close the writer; keep the files that the handle of `persist` references."""
         if self._writer is not None:
             self._writer.close()
 
     def give_up(self) -> None:
-        """Close the writer and delete all its files, because no answer will name them."""
+        """Close the writer and delete all its files, because no result will reference them."""
         if self._writer is not None:
             self._writer.truncate_and_close(self._writer.initial_sequence_number())
 
@@ -414,7 +414,7 @@ class TaskUploads:
         self._storage.objects.give_up([path])
 
     def hand_over(self) -> None:
-        """Leave everything to the driver, which the answer tells of it."""
+        """Leave all objects to the driver, which the task's result informs."""
         for log in self._logs:
             log.close()
         self._storage.objects.hand_over(self._paths)

@@ -105,7 +105,7 @@ class ProcessorRun:
 
     def in_parts(self, file: SpillFile) -> bool:
         """
-        Prepare for parts whose changes are dropped from memory; called after `begin`.
+        Prepare for parts whose changes are removed from memory; called after `begin`.
 
         Returns:
             Whether `retire` may be called: not where `init` deleted a variable of all keys, because
@@ -125,7 +125,7 @@ class ProcessorRun:
         self.handle(rows, initial)
 
     def prepare(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
-        """Make the state of a part of the input ready, for one or more calls of `handle`."""
+        """Prepare the state of a part of the input for one or more `handle` calls."""
         if self._state.is_columnar:
             # Borrowed keys return to the columns after the part; prepared ones stay in the dict
             # tables.
@@ -134,7 +134,7 @@ class ProcessorRun:
 
     @ends_of_process_are_errors
     def handle(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """Run the processor over some keys of the part; raises as `take`."""
+        """Run the processor over some keys of the part; raises like `take`."""
         if initial is not None:
             self._initialize_groups(initial, rows)
         for key_group in rows.key_groups():
@@ -142,7 +142,7 @@ class ProcessorRun:
             self._process_group(key_group, rows)
 
     def retire(self, changes: ChangeBatch) -> None:
-        """Drop the overlays, which were appended to the log as *changes*."""
+        """Discard the overlays, which were appended to the log as *changes*."""
         if self._retired is not None:
             self._retired.add(self._state.groups, self.overlays, changes)
         self._cursor.leave()
@@ -151,7 +151,7 @@ class ProcessorRun:
 
     def end(self) -> None:
         """
-        Run the processor over the timers that are due, and close it.
+        Run the processor over the due timers, and close it.
 
         Raises as `take`.
         """
@@ -177,14 +177,14 @@ class ProcessorRun:
             raise self.located(error) from error.__cause__
 
     def _convert_if_many(self) -> None:
-        """Convert the output once it has many rows; raises as `flush`."""
+        """Convert the output once it contains many rows; raises like `flush`."""
         try:
             self.output.convert_if_many()
         except UnfitOutputError as error:
             raise self.located(error) from error.__cause__
 
     def _returned(self, produced: object) -> Iterable[Any]:
-        """Return what a method returned; raises `UnfitOutputError` if it is one row."""
+        """Return a method's result; raise `UnfitOutputError` if it is a single row."""
         return returned(produced, self._context.batch_id, "rows")
 
     def encoded(self) -> ChangeBatch:
@@ -195,7 +195,7 @@ class ProcessorRun:
             raise self.locate_unencodable_value(error) from error
 
     def stage(self, checkpoint_id: int, base_id: int, state_handle_id: str) -> None:
-        """Keep the changes for the next task of this worker."""
+        """Keep the changes for this worker's next task."""
         self._state.stage(checkpoint_id, base_id, state_handle_id, self._range, self.overlays)
 
     def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
@@ -203,7 +203,7 @@ class ProcessorRun:
         return self._state.snapshot(key_group_range, self.overlays, self._context.now_ms)
 
     def _initialize_groups(self, initial: KeyedInput, rows_of: KeyedInput) -> None:
-        """Call `handleInitialState` key by key; count keys without input rows too."""
+        """Call `handleInitialState` key by key; also count keys without input rows."""
         initialize = self._processor.handleInitialState
         key: Key = ()
         for key_group in initial.key_groups():
@@ -234,7 +234,7 @@ class ProcessorRun:
         self._convert_if_many()
 
     def _handle_keys(self, key_group: int, rows_of: KeyedInput) -> None:
-        """Call `handleInputRows` key by key, and note where the output of each ends."""
+        """Call `handleInputRows` key by key, and record where each key's output ends."""
         # Locals, because this loop runs once for each key.
         handle_rows = self._processor.handleInputRows
         cursor = self._cursor
@@ -258,7 +258,7 @@ class ProcessorRun:
         return overlay
 
     def group(self, key_group: int) -> KeyGroupState:
-        """Return the state of a key group under the overlays."""
+        """Return the state of a key group below the overlays."""
         return self._shadows.get(key_group) or self._state.groups[key_group]
 
     def _enter(self, key_group: int) -> None:
@@ -266,7 +266,7 @@ class ProcessorRun:
         self._cursor.enter(self.group(key_group), self.overlay(key_group))
 
     def due(self) -> list[Due]:
-        """Return the timers that are due, by time, with the state of their keys ready."""
+        """Return the due timers by time, and prepare the state of their keys."""
         if self._timers_id is None:
             return []
         until = self._context.due_until_ms
@@ -284,7 +284,7 @@ class ProcessorRun:
 
     @ends_of_process_are_errors
     def fire(self, due: Sequence[Due]) -> None:
-        """Run the processor over timers that are due; raises as `take`."""
+        """Run the processor over due timers; raises like `take`."""
         for time, key_group, key in due:
             self._enter(key_group)
             self._cursor.key = key
@@ -292,7 +292,7 @@ class ProcessorRun:
             self._convert_if_many()
 
     def drop_timer(self, time: int, key_group: int, key: Key) -> bool:
-        """Delete a timer without a call; return whether there was one."""
+        """Delete a timer without a call; return whether it existed."""
         timers = self._timers
         if timers is None:
             return False
@@ -327,7 +327,7 @@ class ProcessorRun:
 
     @cached_property
     def _key_of_timer(self) -> Callable[[Key], Row]:
-        """Converts a key for `handleExpiredTimer`; made on the first timer that fires."""
+        """Converts a key for `handleExpiredTimer`; created when the first timer fires."""
         schema = self._codec.key.schema
         make = row_factory(schema.names)
         from_hashable = self._codec.key.from_hashable
@@ -355,7 +355,7 @@ class ProcessorRun:
                     deltas[key] = kind.rules.clear_delta()
 
     def located(self, error: UnfitOutputError) -> ProcessorError:
-        """Return an error of the output with the method and the key that yielded it."""
+        """Add the method and the key to an error of the output."""
         item = len(self.output.items) if error.item_number is None else error.item_number
         call = self._calls.call_of(item)
         failure = self._failure(call.method, call.key, error.what)
@@ -369,16 +369,16 @@ class ProcessorRun:
     # --- for a run that records keys: `RecordedRun`
 
     def _begin_initial(self, key: Key) -> None:
-        """Called for each key before its calls of `handleInitialState`."""
+        """A hook that is called for each key before its `handleInitialState` calls."""
 
     def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
-        """Called with the call that failed."""
+        """A hook that is called with a failed call."""
         self.failed = key_group, key
 
     def _raise(
         self, method: str, key: Key | None, error: BaseException, timer_ms: int = -1
     ) -> NoReturn:
-        """Raise the error of a call that failed."""
+        """Raise the error of a failed call."""
         raise self._failed(method, key, error, timer_ms) from error
 
     def _failed(
@@ -395,7 +395,7 @@ class ProcessorRun:
         of_key = "" if key is None else f" for key {self._codec.key.from_hashable(key)!r:.200}"
         return ProcessorError(
             f"{name}.{method} failed{of_key} in batch {self._context.batch_id}: {what}. "
-            "Nothing of this batch was committed; the state is as before it",
+            "Nothing of this batch was committed; the state is unchanged",
             batch_id=self._context.batch_id,
             key=None if key is None else repr(key),
             method=method,
@@ -403,7 +403,7 @@ class ProcessorRun:
         )
 
     def locate_unencodable_value(self, error: Exception) -> ProcessorError:
-        """Return an error with the state and the key whose value does not fit its type."""
+        """Return an error that names the state and the key whose value does not fit its type."""
         batch_id = self._context.batch_id
         located = next(unencodable_values(self._codec, self.overlays, batch_id), None)
         if located is None:
@@ -430,7 +430,7 @@ def unencodable_values(
                     shown_key = codec.key.from_hashable(key)
                     error = ProcessorError(
                         f"state {state.descriptor.name!r} of key {shown_key!r:.200} in batch "
-                        f"{batch_id} holds a value that does not fit "
+                        f"{batch_id} contains a value that does not fit "
                         f"({schema.to_string(show_field_metadata=False)}): {unfit}. Nothing of this "
                         "batch was committed",
                         batch_id=batch_id,

@@ -1,4 +1,4 @@
-"""What the driver sends to a task, and what the task answers."""
+"""Define the messages from the driver to a task, and the task's result."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from statelog.spark.rows.layout import InitialLayout, InputLayout, LateRows
 from statelog.state.heap import StateBackendConfig
 
 StagedOutput = bytes | tuple[FileStateHandle, ...] | None
-"""Staged rows: an Arrow IPC stream, the files that hold such streams, or no rows."""
+"""Staged rows: an Arrow IPC stream, the files that contain such streams, or no rows."""
 
 _Part = TypeVar("_Part")
 
 NEVER_MS = (1 << 63) - 1
-"""The time of no timer: later than all others."""
+"""The time that stands for no timer; it is later than all timers."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
     """
-    The micro-batch of a run of a processor.
+    The micro-batch that a processor runs for.
 
     Args:
         processor: The user's processor.
@@ -60,7 +60,7 @@ class BatchContext:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRows:
     """
-    The input and the output of the tasks.
+    The formats of the tasks' input and output.
 
     Args:
         layout: Positions of the key columns and the processor's columns in the input.
@@ -86,7 +86,7 @@ class TaskRows:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
     """
-    The state of a query, for its tasks.
+    The state of a query, as its tasks need it.
 
     Args:
         location: Root of the state location as a URL.
@@ -149,7 +149,7 @@ class TaskSpec:
 
 def part_of(extras: Mapping[str, object], name: str, kind: type[_Part]) -> _Part | None:
     """
-    Return the part of an extension in the extras of a `TaskSpec` or a `TaskAck`.
+    Return an extension's part of the extras of a `TaskSpec` or a `TaskAck`.
 
     None for no part.
     """
@@ -165,7 +165,7 @@ def part_of(extras: Mapping[str, object], name: str, kind: type[_Part]) -> _Part
 
 class TaskPlace(msgspec.Struct, frozen=True):
     """
-    Which task answers.
+    Identifies the task that returns a result.
 
     Args:
         partition: Its partition.
@@ -182,7 +182,7 @@ class TaskPlace(msgspec.Struct, frozen=True):
 
 class TaskChanges(msgspec.Struct, frozen=True):
     """
-    What a task did to the state, and made durable.
+    The state changes that a task made durable.
 
     Args:
         log: Handle of the changes that it appended; None for no change.
@@ -213,13 +213,13 @@ class TaskOutput(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> tuple[FileStateHandle, ...]:
-        """The files that hold staged rows."""
+        """The files that contain staged rows."""
         return self.staged if isinstance(self.staged, tuple) else ()
 
 
 class TaskAck(msgspec.Struct, frozen=True):
     """
-    A task's answer to the driver.
+    A task's result for the driver.
 
     Args:
         place: Which task it is.
@@ -243,11 +243,11 @@ class TaskAck(msgspec.Struct, frozen=True):
     extras: Mapping[str, object] = {}
 
     def count(self, name: str) -> int:
-        """Return a figure that counts."""
+        """Return the value of a counting figure."""
         value = self.figures.get(name, 0)
         return value if isinstance(value, int) else 0
 
     def milliseconds(self, phase: str) -> float:
-        """Return the duration of a phase; 0 if it had none."""
+        """Return the duration of a phase; 0 if it did not run."""
         phases = self.figures.get("task_milliseconds", {})
         return phases.get(phase, 0.0) if isinstance(phases, Mapping) else 0.0

@@ -1,5 +1,5 @@
 """
-A file of a task on the local disk, for what does not fit in memory.
+A task's file on the local disk, for data that does not fit in memory.
 
 The file has no name: it is deleted when it is created, and the system frees its space when the task
 ends, also by a crash.
@@ -71,7 +71,7 @@ class SpillFile:
             raise StoreError(
                 f"the task cannot write its input to the local disk in {where}: {error}. The input "
                 f"is larger than the memory budget and needs {self._end + len(view)} bytes or more "
-                "there. Free disk space, set state.local-directory, or read less in one micro-batch "
+                "there. Free disk space, set state.local-directory, or read fewer rows per micro-batch "
                 "(maxFilesPerTrigger, maxOffsetsPerTrigger)"
             ) from error
         piece = Piece(self._end, len(view))
@@ -79,7 +79,7 @@ class SpillFile:
         return piece
 
     def write_batch(self, batch: pa.RecordBatch, cost: int) -> Piece:
-        """Append a record batch; raises and blocks as `write`."""
+        """Append a record batch; raises and blocks like `write`."""
         piece = self.write(batch.serialize())
         return Piece(piece.offset, piece.size, batch.num_rows, cost)
 

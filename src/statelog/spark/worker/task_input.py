@@ -1,5 +1,5 @@
 """
-Read the input of a task at once, or in parts, and count its rows by key group and large key.
+Read a task's input at once or in parts, and count its rows by key group and large key.
 
 Keys are counted only where one key group has a large share of an Arrow batch, so that the count
 costs nothing while the load is even.
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 _OPEN_FILES: Final = "/dev/fd"
 _HOST_ITSELF: Final = ("127.", "::1", "::ffff:127.")
 _ACKNOWLEDGE: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
-"""The option exists on Linux only; elsewhere nothing is changed."""
+"""The option exists only on Linux; elsewhere nothing changes."""
 
 
 def without_delay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
-    Yield the batches of a task, and have each received at once.
+    Yield the batches of a task, without waiting for TCP's last bytes.
 
     It concerns all connections of this process to its own host, of which Spark's is one.
     """
@@ -77,7 +77,7 @@ def without_delay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _connections() -> Iterator[socket.socket]:
-    """Yield a socket for each connection of this process to its own host; the caller closes it."""
+    """Yield a socket for each connection of this process to its own host, to be closed."""
     seen = set[int]()
     for name in os.listdir(_OPEN_FILES):
         # It may be closed meanwhile, as the folder itself is.
@@ -124,7 +124,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two kinds of rows: the input, or initial state."""
+    """The kind of rows: input or initial state."""
 
     layout: InputLayout
     pick: Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -156,7 +156,7 @@ class TaskInput:
         self._parts = self._read()
 
     def parts(self) -> Iterator[Part]:
-        """Yield the rows, in most cases as one part; called once."""
+        """Yield the rows, usually as one part; call this only once."""
         return self._parts
 
     def _read(self) -> Iterator[Part]:
@@ -175,7 +175,7 @@ class TaskInput:
         return large.parts()
 
     def _up_to_bound(self, first: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield batches and add them to *first*, until they exceed the bound."""
+        """Yield batches and append them to *first* until they exceed the bound."""
         size = 0
         bound = self._rows.input_bytes
         for batch in self._batches:
@@ -216,14 +216,14 @@ class TaskInput:
 
 
 def _emptied(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield *batches* and drop each from the list."""
+    """Yield *batches* and remove each from the list."""
     batches.reverse()
     while batches:
         yield batches.pop()
 
 
 def of_task(batches: Iterable[pa.RecordBatch], names: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a partition whose first column names its task."""
+    """Yield the batches of a partition whose first column identifies its task."""
     for batch in batches:
         if batch.num_rows:
             bounds = pc.min_max(batch.column(0))
@@ -236,7 +236,7 @@ def changed_partitions() -> UsageError:
     """Return the error for a sink that changes the partitions."""
     return UsageError(
         "the sink changes the partitions of the frame without a shuffle (coalesce, union), but "
-        "with direct delivery they are the stateful tasks: use repartition, or delivery='staged'. "
+        "with direct delivery the partitions are the stateful tasks: use repartition, or delivery='staged'. "
         "Nothing of this batch was committed"
     )
 
@@ -303,6 +303,6 @@ class RowCounter:
         ]
 
     def keys(self) -> list[tuple[int, str, int]]:
-        """Return the largest keys that were counted as (key group, key, rows)."""
+        """Return the largest counted keys as (key group, key, rows)."""
         top = self._keys.most_common(REPORTED_MAX)
         return [(key_group, key, rows) for (key_group, key), rows in top]

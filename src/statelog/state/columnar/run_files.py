@@ -1,5 +1,5 @@
 """
-Runs of state in files on the local disk, mapped into memory and shared by all workers of a host.
+Runs of state in memory-mapped local files, shared by all workers of a host.
 
 A worker keeps its state in memory, or in such files too: `heap.StateBackendConfig` says which.
 
@@ -152,7 +152,7 @@ class RunFiles:
         )
 
     def open(self, file: RunFile) -> SortedRun:
-        """Map a file, and verify it."""
+        """Map a file into memory, and verify it."""
         with pa.memory_map(str(file.path)) as source:
             data = source.read_buffer()
         view = memoryview(data)
@@ -167,21 +167,21 @@ class RunFiles:
             raise CorruptionError(f"damaged local state {file.path}: {error}") from error
 
     def write(self, run: SortedRun, last_applied: Sequence[str], version: int) -> SortedRun:
-        """Write a run to a file and return it mapped; remove superseded files."""
+        """Write a run to a file, map the file, and remove superseded files."""
         pending = self.begin(run)
         mapped = self.mapped(pending)
         self.publish(pending, last_applied, version, committed=True)
         return mapped
 
     def mapped(self, pending: PendingRun) -> SortedRun:
-        """Map the rows that `begin` wrote; raises `OSError` if that fails."""
+        """Map the rows that `begin` wrote; raise `OSError` if that fails."""
         with pa.memory_map(str(pending.path)) as source:
             data = source.read_buffer()
         rows = pa.ipc.read_record_batch(data.slice(0, pending.size), self._layout.schema)
         return SortedRun(pending.key_group_range, rows)
 
     def begin(self, run: SortedRun) -> PendingRun:
-        """Write the rows of a run, to be named later; see `publish`."""
+        """Write the rows of a run to an unnamed file; see `publish`."""
         if not self.folder.exists():
             self._open_folder()
         # The rows first: what was applied last is known only at the end of a replay.
@@ -202,7 +202,7 @@ class RunFiles:
         *,
         committed: bool = False,
     ) -> RunFile:
-        """Finish and name a file of `begin`; remove superseded files."""
+        """Finish and name a file from `begin`; remove superseded files."""
         key_groups = pending.key_group_range
         header = msgspec.json.encode(
             _Header(self._fingerprint, key_groups.start, list(last_applied))
@@ -246,7 +246,7 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class PendingRun:
-    """A file that has no name yet, and the size and checksum of its rows."""
+    """A file without a name yet, and the size and checksum of its rows."""
 
     path: Path
     key_group_range: KeyGroupRange
@@ -270,9 +270,9 @@ def _make_private(folder: Path) -> None:
     # State is read back from here, so no other user may put files into it.
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise PermissionError(f"{folder} is not a folder of user {os.getuid()}")
+        raise PermissionError(f"{folder} is not owned by user {os.getuid()}")
     if status.st_mode & 0o022:
-        raise PermissionError(f"{folder} can be written by others; make it private (chmod 700)")
+        raise PermissionError(f"other users can write to {folder}; make it private (chmod 700)")
 
 
 def opener(

@@ -1,5 +1,5 @@
 """
-The runs of one process: which key groups are in columns, and in which file.
+The sorted runs of one process: the key groups in columns, and their files.
 
 Everything here changes the form of the state, never its content: dict tables become columns when
 they take too much memory (`bound`), and rows become dict entries before they are used (`move`).
@@ -45,14 +45,14 @@ Groups = dict[int, KeyGroupState]
 
 
 class _Moved(NamedTuple):
-    """The rows and keys of one move: rows by run, and key group and key of each."""
+    """The rows and keys of one move: rows by run, with their key groups and keys."""
 
     rows: list[tuple[SortedRun, RowNumbers]]
     keys: list[tuple[int, Key]]
 
 
 class _Rows(NamedTuple):
-    """Rows of a run, and the key that was searched at each; None takes each row unconditionally."""
+    """Rows of a run and the keys searched there; None takes all rows."""
 
     run: SortedRun
     numbers: RowNumbers
@@ -109,7 +109,7 @@ class RunSet:
         self._too_large: set[int] = set()
 
     def forget(self, key_group: int) -> None:
-        """Drop the columns of a key group."""
+        """Remove the columns of a key group."""
         self.by_group.pop(key_group, None)
         self.last_applied.pop(key_group, None)
         self._too_large.discard(key_group)
@@ -129,7 +129,7 @@ class RunSet:
         self._borrowed.append(self._move_keys(keys))
 
     def give_back(self) -> None:
-        """Return borrowed keys to the columns; no fold may have changed them."""
+        """Return borrowed keys to the columns; no change may have been applied to them."""
         # The rows count again, and their copies in the dict tables go: no key is in both.
         for moved in self._borrowed:
             for run, numbers in moved.rows:
@@ -139,7 +139,7 @@ class RunSet:
         self._borrowed = []
 
     def keep_borrowed(self) -> None:
-        """Leave the keys that a failed task borrowed in the dict tables."""
+        """Keep the keys that a failed task borrowed in the dict tables."""
         self._borrowed = []
 
     def move_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
@@ -156,7 +156,7 @@ class RunSet:
     def first_timer(
         self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
     ) -> int | None:
-        """Return the earliest timer in columns after those moved by `move_due`."""
+        """Return the earliest timer in columns after `move_due`."""
         column = self.layout.columns[state_id]
         times = [run.first_timer(column, after_ms) for run, _ in self._in(key_group_range)]
         return min((time for time in times if time is not None), default=None)
@@ -170,7 +170,7 @@ class RunSet:
                 self._move_rows([_Rows(run, run.live_rows(key_group), None)])
 
     def _move_keys(self, keys: Mapping[int, Iterable[Key]]) -> _Moved:
-        """Move keys from the runs into the dict tables; return those that a run had."""
+        """Move keys from the runs into the dict tables; return the keys that were found."""
         keys_by_group = {kg: list(group) for kg, group in keys.items() if kg in self.by_group}
         all_keys = [key for group in keys_by_group.values() for key in group]
         if not all_keys:
@@ -198,7 +198,7 @@ class RunSet:
             return np.concatenate([self._hashes(keys[:half]), self._hashes(keys[half:])])
 
     def _move_rows(self, rows: Sequence[_Rows]) -> _Moved:
-        """Move rows, which were not moved before, into the dict tables."""
+        """Move rows that were not moved before into the dict tables."""
         moved = _Moved([], [])
         rows = [of_run for of_run in rows if len(of_run.numbers)]
         if not rows:
@@ -289,7 +289,7 @@ class RunSet:
     # --- dict tables put into columns -------------------------------------------------------------
 
     def place(self, run: SortedRun) -> None:
-        """Make *run* all state of its key groups, in a file if possible."""
+        """Replace all state of *run*'s key groups with *run*, in a file if possible."""
         if self._local is not None and run.rows.num_rows:
             try:
                 # A file is named only if `last_applied` describes all of its rows.
@@ -304,13 +304,13 @@ class RunSet:
         self.place_in_memory(run)
 
     def _applied_to(self, run: SortedRun) -> tuple[list[str], int]:
-        """Return what was applied last to each key group of a run, and the version of its file."""
+        """Return the last applied object of each key group of a run, and its file's version."""
         key_groups = run.key_group_range
         last_applied = [self.last_applied.get(key_group, "") for key_group in key_groups]
         return last_applied, max(self._groups[key_group].version for key_group in key_groups)
 
     def place_in_memory(self, run: SortedRun) -> None:
-        """Make *run* all state of its key groups, without a file."""
+        """Replace all state of *run*'s key groups with *run*, without a file."""
         for key_group in run.key_group_range:
             # The dict tables are emptied: their entries are rows of the run.
             old = self._groups[key_group]
@@ -319,7 +319,7 @@ class RunSet:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """At the end, name the files of key groups that ran ahead; after a failure, delete them."""
+        """At the end, name the files written for key groups ahead; after a failure, delete them."""
         try:
             yield
             for pending, run in self._end_replay():
@@ -330,7 +330,7 @@ class RunSet:
             raise
 
     def go_ahead(self, key_groups: Iterable[int]) -> None:
-        """Record that key groups are ahead of `last_applied`, until the end of `replaying`."""
+        """Mark key groups as ahead of `last_applied`, until the end of `replaying`."""
         self._ahead.update(key_groups)
 
     def _end_replay(self) -> list[tuple[PendingRun, SortedRun]]:
@@ -340,7 +340,7 @@ class RunSet:
         return unnamed
 
     def _name_file(self, pending: PendingRun, run: SortedRun) -> None:
-        """Name a file, now that `last_applied` is right, unless its run is no longer all state."""
+        """Name a file, unless its run no longer contains all state of its key groups."""
         if self._local is None or not self.is_whole(run):
             pending.path.unlink(missing_ok=True)
             return
@@ -351,7 +351,7 @@ class RunSet:
 
     def is_whole(self, run: SortedRun) -> bool:
         """
-        Return whether a run is all state of its key groups.
+        Return whether a run contains all state of its key groups.
 
         None of it was superseded, moved or changed.
         """
@@ -375,7 +375,7 @@ class RunSet:
         )
 
     def bound(self) -> int:
-        """Put dict tables beyond their limit into columns; return how many blocks."""
+        """Move dict tables that exceed their limit to columns; return how many blocks."""
         if not self.limits.is_bounded:
             return 0
         groups: Mapping[int, KeyGroupState] = self._groups
@@ -390,7 +390,7 @@ class RunSet:
         return len(chosen)
 
     def to_columns(self, key_groups: KeyGroupRange, now_ms: int = -1) -> None:
-        """Put the state of some key groups into columns, unless one array cannot hold them."""
+        """Move the state of some key groups to columns, unless it exceeds one array."""
         try:
             run = build_run(self.layout, key_groups, self.table(key_groups, now_ms=now_ms))
         except CapacityError:
@@ -403,7 +403,7 @@ class RunSet:
             self.place(run)
 
     def restore(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
-        """Store the rows of a snapshot; nothing else of these key groups is here."""
+        """Store the rows of a snapshot; there is no other state of these key groups."""
         try:
             run = build_run(self.layout, key_groups, table)
         except CapacityError:
@@ -442,7 +442,7 @@ class RunSet:
     def _newest_files(
         self, local: RunFiles, handle: ChangelogStateBackendHandle, key_groups: set[int]
     ) -> dict[int, tuple[int, RunFile]]:
-        """Return by key group the newest file that the checkpoint needs, and its version."""
+        """Return the newest file that the checkpoint needs and its version, by key group."""
         # A file is as new as the checkpoint whose handle it names; its own number may be of a
         # different run.
         ids = _known_ids(handle, key_groups)
@@ -461,7 +461,7 @@ class RunSet:
         return newest
 
     def begin_snapshot(self, table: pa.Table, key_group_range: KeyGroupRange) -> None:
-        """Write the rows of a snapshot to a local file too, which `end_snapshot` names."""
+        """Also write the rows of a snapshot to a local file, which `end_snapshot` names."""
         if self._local is None or not self._in(key_group_range):
             return
         try:
@@ -474,7 +474,7 @@ class RunSet:
             self._without_files(error)
 
     def end_snapshot(self, path: str, checkpoint_id: int) -> None:
-        """Name the files of a snapshot stored at *path*; drop them for ''."""
+        """Name the files of a snapshot stored at *path*; delete them for ''."""
         if self._local is None or not path:
             self.drop_snapshot()
         files = self._snapshot_files
@@ -521,7 +521,7 @@ def contiguous(key_groups: Iterable[int]) -> list[KeyGroupRange]:
 
 
 def _halves(rows: Sequence[_Rows]) -> list[Sequence[_Rows]]:
-    """Return some rows in two halves."""
+    """Split rows into two halves."""
     half = len(rows) // 2
     if half:
         return [rows[:half], rows[half:]]
@@ -532,7 +532,7 @@ def _halves(rows: Sequence[_Rows]) -> list[Sequence[_Rows]]:
 
 
 def without_expired(layout: RowLayout, table: pa.Table, now_ms: int) -> pa.Table:
-    """Return rows without what expired long before *now_ms*; -1 keeps everything."""
+    """Return rows without entries that expired long before *now_ms*; -1 keeps all."""
     states = [(index, layout.codec.states[state_id]) for state_id, index in layout.columns.items()]
     if now_ms < 0 or not any(state.expires for _, state in states):
         return table

@@ -1,5 +1,5 @@
 """
-State in Arrow columns: large, cheap to hold, invisible to the garbage collector.
+State in sorted Arrow columns, which are compact and do not burden the garbage collector.
 
 A `SortedRun` holds the state of a few key groups as rows sorted by key group and hash, one row per
 key, in the columns of a snapshot with a hash column after them.  Its rows are never changed.  A
@@ -47,7 +47,7 @@ class RowLayout:
         """Index of the column of each variable, by state id."""
 
     def hashes(self, columns: Sequence[pa.Array]) -> Hashes:
-        """Return the hash of each key, given its columns."""
+        """Return the hash of each key from its columns."""
         return hash_columns(columns, self.codec.key.schema)
 
     def keys(self, batch: pa.RecordBatch) -> list[Key]:
@@ -98,7 +98,7 @@ class SortedRun:
 
     def candidates(self, key_group: int, hashes: Hashes) -> tuple[RowNumbers, RowNumbers]:
         """
-        Return where keys of *key_group* may be, by their hashes.
+        Return the possible positions of keys in *key_group*, by hash.
 
         Returns:
             Positions of rows, and for each the index into *hashes*.  Rows that were moved are left
@@ -150,13 +150,13 @@ class SortedRun:
         return due
 
     def put_back(self, rows: RowNumbers) -> None:
-        """Count rows again that were moved."""
+        """Mark moved rows as present again."""
         self.moved[rows] = False
         self._earliest = None
 
 
 def build_run(layout: RowLayout, key_group_range: KeyGroupRange, table: pa.Table) -> SortedRun:
-    """Return rows as a run."""
+    """Convert rows to a run."""
     batch = one_batch(table)
     hashes = layout.hashes(batch.columns[1 : layout.first_state])
     # Rows of a snapshot are by key group, but not by hash.
@@ -179,14 +179,14 @@ def run_of(
 
 
 def group_order(key_groups: npt.NDArray[np.int32]) -> RowNumbers:
-    """Return the order by key group; rows of one key group stay in theirs."""
+    """Return the stable sort order by key group."""
     order: RowNumbers = np.argsort(key_groups.astype(np.uint16), kind="stable")  # sorted by radix
     return order
 
 
 def by_key_group(table: pa.Table) -> pa.Table:
     """
-    Return rows in the columns of a snapshot by key group.
+    Group rows in snapshot columns by key group.
 
     Several chunks if they are too large.
     """
@@ -198,14 +198,14 @@ def by_key_group(table: pa.Table) -> pa.Table:
 
 
 def rows_of_group(table: pa.Table, key_group: int) -> pa.Table:
-    """Return the rows of one key group, in the columns of a snapshot."""
+    """Return the rows of one key group, in snapshot columns."""
     return table.filter(pa.array(table.column(0).to_numpy() == key_group))
 
 
 def order_of(
     key_groups: npt.NDArray[np.int32], hashes: Hashes, *, stable: bool = False
 ) -> RowNumbers | None:
-    """Return the order by key group and hash; None for sorted rows."""
+    """Return the order by key group and hash; None if the rows are sorted."""
     if len(key_groups) < 2:
         return None
     # Are the rows sorted already, by key group, and within each by hash?

@@ -1,5 +1,5 @@
 """
-State as bytes, and back.
+Encode state as bytes, and decode it.
 
     converters      one value, or a column: the user's, the one state keeps, Arrow's
     values          tuples of values and keys as Arrow columns

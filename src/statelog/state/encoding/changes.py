@@ -1,5 +1,5 @@
 """
-Changes of state as bytes: what a task appends to the log, and what a replay reads.
+Encode state changes for the log, and decode them for a replay.
 
 A metadata change (key group -1) carries the operator's schema as JSON.  It is the first change of
 every change set, so that each file is read by its own schema, whatever the present one is.  A data
@@ -53,7 +53,7 @@ UNDECODABLE: Final = (
     SystemError,
     InvariantError,
 )
-"""What conversions raise of stored values that do not fit the schema stored with them."""
+"""The errors of conversions if stored values do not fit their stored schema."""
 _HEADER: Final = struct.Struct(">BH")
 
 
@@ -75,11 +75,11 @@ class OperatorCodec:
         self._written: dict[bytes, WrittenStates] = {}
 
     def metadata_change(self) -> bytes:
-        """Return the metadata change that explains the data changes."""
+        """Return the metadata change that describes the data changes."""
         return self._metadata
 
     def written_by(self, metadata: bytes) -> WrittenStates:
-        """Return how to read what the schema in a metadata change wrote."""
+        """Return a decoder for changes written with the schema in a metadata change."""
         # Every change set begins with its schema, and nearly all have the same one.
         written = self._written.get(metadata)
         if written is None:
@@ -94,8 +94,8 @@ class OperatorCodec:
                     written = self._earlier(schema)
                 except UNDECODABLE as error:
                     raise CorruptionError(
-                        f"the state of generation {schema.generation} of the schema cannot be read by "
-                        f"the present one: {error}"
+                        f"state written with generation {schema.generation} of the schema cannot be converted to "
+                        f"the current schema: {error}"
                     ) from error
             self._written[metadata] = written
         return written
@@ -104,7 +104,7 @@ class OperatorCodec:
         # The checkpoint has the newest schema, so a later one is not of this location.
         if written.generation > self.schema.generation:
             raise CorruptionError(
-                f"found state of generation {written.generation} of the schema, later than the "
+                f"found state with generation {written.generation} of the schema, which is later than the "
                 f"generation {self.schema.generation} of the checkpoint"
             )
         if stored_types(written.key_schema) != stored_types(self.schema.key_schema):
@@ -134,11 +134,11 @@ class OperatorCodec:
         return WrittenStates(written, codecs, present_ids)
 
     def reader(self) -> ChangesReader:
-        """Return a reader of change sets, each by the schema it carries."""
+        """Return a reader of change sets that decodes each with the schema it carries."""
         return ChangesReader(self)
 
     def present_reader(self) -> ChangesReader:
-        """Return a reader that takes changes before any metadata for this schema's."""
+        """Return a reader that uses this schema for changes before any metadata."""
         reader = self.reader()
         reader.schema_is(self._metadata)
         return reader
@@ -174,7 +174,7 @@ class OperatorCodec:
         return _encoded(self.states[state_id].descriptor.name, state_id, operations, parts)
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
-        """Return the overlays that one change set holds."""
+        """Return the overlays that one change set contains."""
         return self.present_reader().decode(key_groups, values)
 
 
@@ -207,7 +207,7 @@ def _encoded(
 
 
 def joined(parts: Sequence[ChangeBatch]) -> ChangeBatch:
-    """Return some changes one after another."""
+    """Concatenate changes."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -233,29 +233,29 @@ class WrittenStates:
 
 
 class ChangesReader:
-    """Read change sets in the order of the log, each by its schema."""
+    """Read change sets in log order, each with its schema."""
 
     def __init__(self, codec: OperatorCodec) -> None:
         self._codec = codec
         self._written: WrittenStates | None = None
 
     def schema_is(self, metadata: bytes) -> None:
-        """Read later changes by the schema in *metadata*; see `OperatorCodec.written_by`."""
+        """Read later changes with the schema in *metadata*; see `OperatorCodec.written_by`."""
         self._written = self._codec.written_by(metadata)
 
     @property
     def is_present(self) -> bool:
-        """Whether the changes read last have the codec's own schema."""
+        """Whether the last changes read have the codec's own schema."""
         return self._written is self._codec.written_by(self._codec.metadata_change())
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
-        """Return the overlays of one change set, or of a part of it."""
+        """Return the overlays of a change set, or of a part of it."""
         return self.overlays(self.batches(key_groups, values))
 
     def batches(
         self, key_groups: Iterable[int], values: Iterable[bytes]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Return (key group, operations) by written state id; raises as `decode`."""
+        """Return (key group, operations) by written state id; raises like `decode`."""
         batches: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for key_group, value in zip(key_groups, values, strict=True):
             # The schema of what follows.
@@ -264,7 +264,7 @@ class ChangesReader:
                 continue
             if self._written is None:
                 raise CorruptionError(
-                    f"a state change in key group {key_group} is before any state schema"
+                    f"a state change in key group {key_group} precedes the state schema"
                 )
             state_id, batch = self._decode_one(self._written, key_group, value)
             if batch is not None:
@@ -274,7 +274,7 @@ class ChangesReader:
     def in_present_schema(
         self, changes: Mapping[int, list[tuple[int, pa.RecordBatch]]]
     ) -> Mapping[int, list[tuple[int, pa.RecordBatch]]]:
-        """Return changes of `batches` as the codec's own schema has them, by its state ids."""
+        """Convert changes of `batches` to the codec's own schema, by its state ids."""
         if self.is_present:
             return changes
         # Through the values, which are converted one by one.
@@ -327,7 +327,7 @@ class ChangesReader:
     ) -> tuple[int, pa.RecordBatch | None]:
         """Return state id and operations; None for a deleted variable."""
         if len(value) < _HEADER.size:
-            raise CorruptionError(f"a change in key group {key_group} has {len(value)} bytes")
+            raise CorruptionError(f"a change in key group {key_group} is only {len(value)} bytes")
         # Values of the log are checked before Arrow reads them: they may be of a newer version.
         kind, state_id = _HEADER.unpack_from(value)
         if kind != DELTAS or state_id >= len(written.codecs):
@@ -359,5 +359,5 @@ def _deltas(codec: StateCodec, parts: Sequence[pa.RecordBatch]) -> list[Deltas]:
 
 
 def schema_of_changes(value: bytes) -> OperatorStateSchema:
-    """Return the schema in a metadata change, or raise `CorruptionError`."""
+    """Return the schema in a metadata change; raise `CorruptionError` if it is damaged."""
     return OperatorStateSchema.from_bytes(value)

@@ -1,5 +1,5 @@
 """
-Converters of values: between a user's Python value, the value that state keeps, and Arrow's.
+Convert values between a user's Python value, the stored value, and Arrow.
 
 One converter is made per Arrow type.  `canonical` gives the one form in which a value is kept, and
 raises if the value does not fit.  `to_arrow` and `from_arrow` are needed for few types only; they
@@ -36,7 +36,7 @@ _Leaf: TypeAlias = Callable[[pa.Array, pa.DataType], pa.Array]
 
 
 def to_python(column: pa.Array | pa.ChunkedArray) -> list[object]:
-    """Return the values of a column, as its `to_pylist` does."""
+    """Return the values of a column, like its `to_pylist`."""
     values: list[object]
     convert = _converter(column.type)
     if convert is None:
@@ -48,7 +48,7 @@ def to_python(column: pa.Array | pa.ChunkedArray) -> list[object]:
 
 
 def _converter(kind: pa.DataType) -> _Converter | None:
-    """Return the converter of a type; None where Arrow's own is as fast."""
+    """Return the converter for a type; None if Arrow's own is as fast."""
     if pa.types.is_timestamp(kind):
         if kind.unit != "us":
             return None
@@ -69,7 +69,7 @@ def _converter(kind: pa.DataType) -> _Converter | None:
 
 
 def _in_range(column: pa.Array, least: int, most: int) -> bool:
-    """Return whether all values of a column of times are such that Python has them."""
+    """Return whether Python can represent all times in a column."""
     # As numbers: `as_py` raises for a time that Python cannot hold.
     numbers = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
     bounds = pc.min_max(numbers)
@@ -151,7 +151,7 @@ def _slowly(column: pa.Array) -> list[object]:
 
 def relabelled(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """
-    Return a column in a type that differs in time zones and in NOT NULL only.
+    Cast a column to a type that differs only in time zones and NOT NULL.
 
     It takes nulls in a NOT NULL field of a struct that itself is null.
     """
@@ -159,12 +159,12 @@ def relabelled(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def with_equal_floats(column: pa.Array) -> pa.Array:
-    """Return a column in which 0.0 stands for -0.0, and one NaN for all NaNs."""
+    """Replace -0.0 by 0.0, and all NaNs by one NaN, in a column."""
     return _rebuilt(column, column.type, _equal_floats) if has_floats(column.type) else column
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Return whether values of a type are floats or contain some."""
+    """Return whether values of a type are floats or contain floats."""
     if pa.types.is_nested(kind):
         return any(has_floats(kind.field(index).type) for index in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
@@ -182,7 +182,7 @@ def _equal_floats(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _rebuilt(column: pa.Array, kind: pa.DataType, leaf: _Leaf) -> pa.Array:
-    """Return a column in a type of the same form, with its leaves converted."""
+    """Convert the leaves of a column to a type of the same form."""
     if not pa.types.is_nested(kind):
         return leaf(column, kind)
     if pa.types.is_struct(kind):
@@ -214,18 +214,18 @@ NAN: Final = float("nan")
 
 
 def is_mutable(kind: pa.DataType) -> bool:
-    """Return whether values of this type are or contain lists or dicts."""
+    """Return whether values of this type are lists or dicts, or contain them."""
     if pa.types.is_struct(kind):
         return any(is_mutable(field.type) for field in kind)
     return bool(pa.types.is_nested(kind))
 
 
 def canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
-    """Return a converter to the form kept in state, which raises for misfits."""
+    """Return a converter to the stored form, which raises for values that do not fit."""
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
         if not names:
-            raise UsageError("a struct without fields cannot be kept in state")
+            raise UsageError("a struct without fields cannot be stored in state")
         inner = [optional(canonical(field.type, factory), field.nullable) for field in kind]
         return lambda value: factory(
             names,
@@ -250,7 +250,7 @@ def canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
 
 
 def optional(convert: Converter, nullable: bool) -> Converter:
-    """Return a converter for a field that may, or may not, be None."""
+    """Return a converter for a nullable or a NOT NULL field."""
     return lambda value: (None if nullable else _missing()) if value is None else convert(value)
 
 
@@ -266,7 +266,7 @@ def _iterable(value: object) -> Iterable[object]:
 
 
 def _parts(value: object, names: Sequence[str]) -> Sequence[object]:
-    """Return the fields of a struct given as a Row, a dict or a sequence."""
+    """Return the fields of a struct, which is a Row, a dict or a sequence."""
     if isinstance(value, Mapping):
         return [value.get(name) for name in names]
     # A Row whose fields have another order is taken by name, as Spark does.
@@ -281,7 +281,7 @@ def _parts(value: object, names: Sequence[str]) -> Sequence[object]:
 
 
 def _unwrapped(value: object) -> object:
-    """Return numpy's scalars as Python's."""
+    """Convert a NumPy scalar to a Python scalar."""
     item = getattr(value, "item", None)
     return item() if item is not None and getattr(value, "shape", None) == () else value
 
@@ -316,7 +316,7 @@ def _string(value: object) -> str:
 
 def _binary(value: object) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError("bytes are needed")
+        raise TypeError("expected bytes")
     return value if type(value) is bytes else bytes(value)
 
 
@@ -328,7 +328,7 @@ def _boolean(value: object) -> bool:
 
 
 def _decimal(precision: int, scale: int) -> Converter:
-    """Return a converter that rounds half up to the digits, as Spark does."""
+    """Return a converter that rounds half up to the scale, as Spark does."""
     quantum = decimal.Decimal(1).scaleb(-scale)
     context = decimal.Context(prec=precision, rounding=decimal.ROUND_HALF_UP)
 
@@ -404,11 +404,11 @@ _CANONICAL_BY_TYPE: Final[tuple[tuple[Callable[[pa.DataType], bool], Converter],
 )
 
 ALWAYS_CHECKED: Final = frozenset({list, dict, tuple, decimal.Decimal, dt.datetime})
-"""Types whose values differ in more than their type: copied, or seen with a zone, each time."""
+"""Types whose values need a conversion, a copy or a time zone, each time."""
 
 
 def to_arrow(kind: pa.DataType) -> Converter | None:
-    """Return a converter to what Arrow takes, or None."""
+    """Return a converter to the form that Arrow accepts, or None."""
     if pa.types.is_struct(kind):
         fields = [(field.name, to_arrow(field.type)) for field in kind]
         names = [name for name, _ in fields]
@@ -464,7 +464,7 @@ def from_arrow(kind: pa.DataType, factory: StructFactory) -> Converter | None:
 
 def to_hashable(value: Any, kind: pa.DataType) -> object:
     """
-    Return part of a key as tables hold it.
+    Convert part of a key to the form that tables store.
 
     It is hashable, and equal to what equals it in Spark: there is one NaN and one zero, and a point
     in time is in UTC.  Python compares two times of one zone by their clocks, which show an hour of
@@ -486,13 +486,13 @@ def to_hashable(value: Any, kind: pa.DataType) -> object:
 
 
 def equal_float(value: float) -> float:
-    """Return a float as a key has it: 0.0 for -0.0, and one object for all NaNs."""
+    """Normalize a float for a key: 0.0 for -0.0, and one object for all NaNs."""
     return value + 0.0 if value == value else NAN
 
 
 def equal_key(kind: pa.DataType, factory: StructFactory) -> Converter | None:
     """
-    Return a converter of a map key in its canonical form, so that equal ones are equal.
+    Return a converter of map keys to their canonical form.
 
     Or None.
     """

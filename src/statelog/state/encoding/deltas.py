@@ -1,5 +1,5 @@
 """
-One variable as Arrow columns, and back: its deltas as operations, its entries as structs.
+Convert a variable to and from Arrow: deltas as operations, entries as structs.
 
 The columns of operations are the key's (`key.<name>`), `op`, then `value.<name>`, for maps
 `user_key.<name>` before it, and `expires_at_ms` where the variable has a time to live.  One row is
@@ -36,7 +36,7 @@ class StateCodec:
         self.key = key_codec
         value_schema = self.kind.value_schema(descriptor.value_schema)
         if not len(value_schema):
-            raise UsageError(f"{what} has no fields; a value has at least one")
+            raise UsageError(f"{what} does not have fields; declare at least one")
         self.value = StructCodec(value_schema, struct_factory=struct_factory, what=what)
         self.user_key = (
             None
@@ -85,7 +85,7 @@ class StateCodec:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
-        """Return the deltas that *batch* holds; the inverse of `operations` and `batch`."""
+        """Return the deltas in *batch*; the inverse of `operations` and `batch`."""
         # The columns are in the order of `schema`: key, op, map key, value, expiry.
         position = len(self.key.schema)
         keys = self.key.decode(batch.columns[:position])
@@ -160,7 +160,7 @@ class StateCodec:
         return list(zip(columns[width].to_pylist(), values, strict=True))
 
     def _values(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """Return the values in *columns*, one for each field of the value schema."""
+        """Return the values in *columns*, which match the fields of the value schema."""
         return self.value.decode(columns)
 
     def _user_keys(self, columns: Sequence[pa.Array]) -> list[Values]:
@@ -168,7 +168,7 @@ class StateCodec:
 
     def _map_keys(self) -> MapKeyCodec:
         if self.user_key is None:
-            raise InvariantError(f"state {self.descriptor.name!r} has no map keys")
+            raise InvariantError(f"state {self.descriptor.name!r} does not have map keys")
         return self.user_key
 
 
@@ -181,7 +181,7 @@ def _filled(values: Sequence[Values | None], width: int) -> Sequence[Values]:
 
 
 class WrittenStateCodec(StateCodec):
-    """Decode what an earlier schema wrote of a variable."""
+    """Decodes a variable that was written with an earlier schema."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class WrittenStateCodec(StateCodec):
 
 
 def migrated(columns: Sequence[pa.Array], written: pa.Schema, present: pa.Schema) -> list[pa.Array]:
-    """Return *columns* of the schema *written* as columns of the schema *present*."""
+    """Convert *columns* from the schema *written* to the schema *present*."""
     rows = len(columns[0]) if columns else 0
     return _migrated(columns, list(written), list(present), rows)
 
@@ -273,12 +273,12 @@ def _cast(column: pa.Array, old: pa.DataType, new: pa.DataType) -> pa.Array:
 
 
 def _compact(column: pa.Array) -> pa.Array:
-    """Return *column* without an offset, with which Arrow takes no mask."""
+    """Return *column* without an offset, because Arrow does not accept masks with offsets."""
     return column.take(pa.array(range(len(column)), pa.int64())) if column.offset else column
 
 
 class TtlMigration:
-    """Convert entries of an earlier schema to the present one: add or apply their expiry."""
+    """Convert entries of an earlier schema to the current one: add or apply their expiry."""
 
     def __init__(self, present: StateDescriptor, written: int) -> None:
         self.changes: tuple[TtlChange, ...] = tuple(
@@ -286,7 +286,7 @@ class TtlMigration:
         )
 
     def entry(self, entry: Entry) -> Entry | None:
-        """Return an entry as it is now; None if it had expired."""
+        """Convert an entry to the current schema; None if it had expired."""
         for change in self.changes:
             if change.added:
                 entry = (change.at_ms, entry)

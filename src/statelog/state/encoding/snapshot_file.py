@@ -1,5 +1,5 @@
 """
-Snapshots: the state of some key groups as one Parquet file that any tool opens.
+Snapshots: the state of some key groups as a Parquet file that any tool can open.
 
 One row is one key.  The columns are `key_group`, the key's (`key.<name>`), and one for each state
 variable: a struct for a value, a list of structs for a list, a list of {key, value} for a map, and
@@ -30,9 +30,9 @@ from statelog.state.kinds import Key, Table
 KEY_GROUP_COLUMN: Final = "key_group"
 _ROW_GROUP_SIZE: Final = 65_536
 SCHEMA_METADATA: Final = b"statelog.schema"
-"""Key under which the file's metadata holds the operator's schema, as in a metadata change."""
+"""Key under which the file's metadata stores the operator's schema, as in a metadata change."""
 _UNREADABLE: Final = (*UNDECODABLE, OSError)
-"""What reading raises of bytes that are no snapshot."""
+"""The errors of reading bytes that are not a snapshot."""
 
 
 def write_snapshot(
@@ -44,7 +44,7 @@ def write_snapshot(
     now_ms: int,
 ) -> bytes:
     """
-    Return the state of *key_group_range*, with *overlays* folded in, as a Parquet file.
+    Return the state of *key_group_range*, with *overlays* applied, as a Parquet file.
 
     See `snapshot_table` for the arguments.
     """
@@ -62,7 +62,7 @@ class SnapshotWriter:
         )
 
     def write(self, table: pa.Table) -> None:
-        """Append rows of key groups that are not below those before."""
+        """Append rows of key groups, in ascending order."""
         # Arrow reads a row group only if each of its columns fits into one array.
         for batch in batches_of(table):
             self._writer.write_batch(batch, row_group_size=_ROW_GROUP_SIZE)
@@ -101,7 +101,7 @@ def parquet_of(tables: Iterable[pa.Table]) -> bytes:
         writer = writer or SnapshotWriter(table.schema)
         writer.write(table)
     if writer is None:
-        raise InvariantError("a snapshot needs at least one table, which may be empty")
+        raise InvariantError("a snapshot requires at least one table, which may be empty")
     data: bytes = writer.finish().to_pybytes()
     return data
 
@@ -115,7 +115,7 @@ def snapshot_table(
     now_ms: int,
 ) -> pa.Table:
     """
-    Return the state of *key_group_range*, with *overlays* folded in, one row per key.
+    Return the state of *key_group_range*, with *overlays* applied, one row per key.
 
     The table has several chunks if one array cannot hold a column.
     """
@@ -142,7 +142,7 @@ def _encoded(
     keys: Sequence[Key],
     columns: Sequence[Sequence[object]],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows as one batch, or as several if one array cannot hold a column."""
+    """Yield rows as one batch, or as several batches if a column exceeds one array."""
     arrays: list[pa.Array] = [pa.array(key_groups, pa.int32())]
     names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
     try:
@@ -212,7 +212,7 @@ def _insert_rows(
     rows: pa.RecordBatch,
     tables: Mapping[int, Sequence[Table]],
 ) -> None:
-    """Insert rows of a snapshot into the tables of their key groups."""
+    """Insert a snapshot's rows into the tables of their key groups."""
     key_groups = rows.column(KEY_GROUP_COLUMN).to_pylist()
     names = written.schema.key_schema.names
     keys = codec.key.decode([rows.column(f"key.{name}") for name in names])
@@ -224,7 +224,7 @@ def _insert_rows(
         if column.type != state.encode_cells([]).type:
             raise CorruptionError(
                 f"a state snapshot cannot be read: its column {state.descriptor.name!r} has the type "
-                f"{column.type}, which its schema does not give it"
+                f"{column.type}, which does not match its schema"
             )
         cells = state.decode_cells(column)
         tables_of_state = {key_group: parts[state_id] for key_group, parts in tables.items()}
@@ -251,13 +251,13 @@ def rows_of_groups(
 
 
 def is_of_schema(codec: OperatorCodec, data: bytes | memoryview) -> bool:
-    """Return whether a snapshot was written with the schema that *codec* has now."""
+    """Return whether a snapshot was written with *codec*'s current schema."""
     written: bytes | None = (_parquet(data).schema_arrow.metadata or {}).get(SCHEMA_METADATA)
     return written == codec.metadata_change()
 
 
 def snapshot_row_count(data: bytes | memoryview, key_group_range: KeyGroupRange) -> int:
-    """Return an upper bound of the rows of *key_group_range* in a snapshot."""
+    """Return an upper bound for the number of rows of *key_group_range* in a snapshot."""
     file = _parquet(data)
     try:
         return sum(
@@ -307,7 +307,7 @@ def tables_in_schema(
     key_group_range: KeyGroupRange,
     schema: pa.Schema,
 ) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
-    """Yield a snapshot of any schema in the columns of the current one, a few key groups at a time."""
+    """Yield a snapshot of any schema in the current schema's columns, some key groups at a time."""
     if is_of_schema(codec, data):
         yield from snapshot_tables(data, key_group_range, schema, BLOCK)
         return
@@ -336,7 +336,7 @@ def _parquet(data: bytes | memoryview) -> pq.ParquetFile:
 
 def _row_groups(file: pq.ParquetFile, key_group_range: KeyGroupRange) -> Iterator[int]:
     """
-    Yield the row groups that hold key groups of the range.
+    Yield the row groups that contain key groups of the range.
 
     Their key groups are read, not the statistics: Arrow ends the process where a forged file
     declares another type for the column.

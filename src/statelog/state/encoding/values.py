@@ -1,5 +1,5 @@
 """
-Tuples of Python values to Arrow columns and back.
+Convert tuples of Python values to Arrow columns and back.
 
 A `StructCodec` carries tuples whose fields have Arrow types.  Plain types are converted by Arrow;
 nested ones and timestamps pass the converters of `converters`.  Values read back are what Spark
@@ -37,11 +37,11 @@ from statelog.state.kinds import Values
 from statelog.state.schema import stored_schema
 
 UNENCODABLE: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""What Arrow raises for a value that does not fit its type."""
+"""The errors that Arrow raises for a value that does not fit its type."""
 
 
 def tuple_factory(_names: Sequence[str], values: Sequence[object]) -> Values:
-    """Return a struct as a plain tuple."""
+    """Convert a struct to a plain tuple."""
     return tuple(values)
 
 
@@ -64,7 +64,7 @@ class StructCodec:
         self.is_mutable = any(is_mutable(field.type) for field in schema)
 
     def _checked(self, field: pa.Field, struct_factory: StructFactory) -> Converter:
-        """Return the converter of a field to the form kept in state; reject its type by name."""
+        """Return a field's converter to the stored form; raise if its type is unsupported."""
         try:
             return optional(canonical(field.type, struct_factory), field.nullable)
         except UsageError as error:
@@ -72,7 +72,7 @@ class StructCodec:
 
     def normalize(self, value: Iterable[object]) -> Values:
         """
-        Return *value* as the tuple that a restart would read.
+        Convert *value* to the tuple that a restart would read.
 
         Mutable parts are copied, so that a later change of them does not change the state.
         """
@@ -96,7 +96,7 @@ class StructCodec:
     def _tuple(self, value: object) -> Values:
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise UsageError(
-                f"{self._what}: takes a tuple of ({', '.join(self.schema.names)}), not "
+                f"{self._what} takes a tuple of ({', '.join(self.schema.names)}), not "
                 f"{type(value).__name__} {value!r:.100}"
             )
         return tuple(value)
@@ -144,7 +144,7 @@ class StructCodec:
         return list(map(one_array, arrays, self._columns))
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """Return the rows of Arrow columns as tuples."""
+        """Convert the rows of Arrow columns to tuples."""
         if self._width == 0:
             return []
         return list(
@@ -187,7 +187,7 @@ class MapKeyCodec(StructCodec):
         return super()._tuple(value)
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """Return the rows of Arrow columns as keys."""
+        """Convert the rows of Arrow columns to keys."""
         keys = super().decode(columns)
         forms = self._forms
         return keys if forms is None else [_equal(key, forms) for key in keys]
@@ -219,11 +219,11 @@ class KeyCodec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether keys in the columns of `uniform` are equal where their bytes are."""
+        """Whether keys in the columns of `uniform` are equal exactly if their bytes are."""
         return not (self._nested or self._floating)
 
     def uniform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """Return key columns in the types of the schema, with equal floats in one form."""
+        """Convert key columns to the schema's types, with equal floats in one form."""
         if self._floating:
             columns = [with_equal_floats(column) for column in columns]
         return [
@@ -232,7 +232,7 @@ class KeyCodec:
         ]
 
     def to_hashable(self, key: Values) -> Values:
-        """Return *key* in the form that tables hold."""
+        """Convert *key* to the form that tables store."""
         if self.is_plain and not self._zoned:
             return key
         return tuple(

@@ -51,7 +51,7 @@ class ChunkedColumn:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Memory use in bytes."""
         return sum(chunk.get_total_buffer_size() for chunk in self._chunks)
 
     def append(self, column: pa.Array) -> None:
@@ -73,7 +73,7 @@ class ChunkedColumn:
         return is_similar and before.nbytes + chunk.nbytes <= _CHUNK_BYTES
 
     def take(self, rows: RowNumbers, _present: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-        """Return the values of *rows*, in their order; nulls for a negative number."""
+        """Return the values of *rows* in order; nulls for negative numbers."""
         # Taken from each chunk at once, then put into the order that was asked for.
         parts = self.parts(rows)
         if not parts:
@@ -91,7 +91,7 @@ class ChunkedColumn:
         return joined_arrays(pieces, self._what).take(pa.array(order))
 
     def parts(self, rows: RowNumbers) -> list[Part]:
-        """Return the chunks that have some of *rows*; negative numbers are in the first one."""
+        """Return the chunks that contain any of *rows*; negative numbers are in the first one."""
         if len(self._chunks) == 1:
             return [(self._chunks[0], 0, np.arange(len(rows)))]
         # Sorted by chunk; 16 bits, so that the sort is a radix sort.
@@ -106,7 +106,7 @@ class ChunkedColumn:
         ]
 
     def keep(self, rows: RowNumbers) -> None:
-        """Keep only the values of *rows*; they are at 0, 1, ... then."""
+        """Keep only the values of *rows*, and renumber them 0, 1, ..."""
         # Into new chunks: an error while memory runs out leaves the old ones as they are.
         remaining = ChunkedColumn(self._kind, self._what)
         for block in self._blocks(rows):
@@ -115,7 +115,7 @@ class ChunkedColumn:
         self._ends = remaining._ends
 
     def _blocks(self, rows: RowNumbers) -> Iterator[RowNumbers]:
-        """Yield rows in blocks that are of about half a chunk, so that texts fit into a column."""
+        """Yield rows in blocks of about half a chunk, so that strings fit into a column."""
         per_row = self.nbytes // max(len(self), 1) + 1
         count = max(_CHUNK_BYTES // 2 // per_row, 1)
         for start in range(0, len(rows), count):
@@ -123,7 +123,7 @@ class ChunkedColumn:
 
 
 def taken(columns: Sequence[pa.Array], rows: RowNumbers) -> list[pa.Array]:
-    """Return rows of columns; nulls for a negative number."""
+    """Return rows of columns; nulls for negative numbers."""
     numbers = _numbers(rows)
     return [column.take(numbers) for column in columns]
 
@@ -138,20 +138,20 @@ class _Store(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Memory use in bytes."""
 
     def append(self, column: pa.Array) -> None:
         """Append values."""
 
     def take(self, positions: RowNumbers, present: npt.NDArray[np.bool_] | None) -> pa.Array:
-        """Return values by position, where one is *present* (None: everywhere); else nulls."""
+        """Return values by position; null where a value is not *present* (None: all present)."""
 
     def keep(self, positions: RowNumbers) -> None:
         """Keep only the values at these positions, in this order."""
 
 
 class EntryHeap:
-    """Entries of one variable by position; *what* it is, for errors."""
+    """Entries of one variable by position; errors call it *what*."""
 
     def __init__(self, fields: Sequence[pa.Field], what: str) -> None:
         self.fields = list(fields)
@@ -162,7 +162,7 @@ class EntryHeap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory, with the spare capacity for growth."""
+        """Memory use in bytes, including the spare capacity for growth."""
         return sum(store.nbytes for store in self._stores)
 
     def append(self, columns: Sequence[pa.Array]) -> RowNumbers:
@@ -188,14 +188,14 @@ class EntryHeap:
         return self._stores[index].take(positions, _present(positions))
 
     def keep(self, positions: RowNumbers) -> None:
-        """Keep only the entries at these positions; they are at 0, 1, ... then."""
+        """Keep only the entries at these positions, and renumber them 0, 1, ..."""
         for store in self._stores:
             store.keep(positions)
         self.count = len(positions)
 
 
 def _present(positions: RowNumbers) -> npt.NDArray[np.bool_] | None:
-    """Return which positions are of entries; None for all of them."""
+    """Return which positions contain entries; None for all."""
     present = positions >= 0
     return None if present.all() else present
 
@@ -214,7 +214,7 @@ def _store_of(kind: pa.DataType, what: str) -> _Store:
 
 
 class _FixedWidth:
-    """Values of a fixed width, by their bytes."""
+    """Values of a fixed width, stored as bytes."""
 
     def __init__(self, kind: pa.DataType, dtype: np.dtype[np.generic]) -> None:
         self._kind = kind
@@ -286,7 +286,7 @@ class _Booleans(_FixedWidth):
 
 
 def _grown(values: npt.NDArray[_Scalar], least: int) -> npt.NDArray[_Scalar]:
-    """Return a copy with room for *least* values, at least twice as many as before."""
+    """Return a copy with space for *least* values, at least twice the previous size."""
     if len(values) >= least:
         return values
     larger = np.zeros(max(least, 2 * len(values)), values.dtype)

@@ -1,5 +1,5 @@
 """
-The key group of a key, computed without Spark.
+Compute the key group of a key without Spark.
 
 A stream's rows get their key group in the JVM: `pmod(xxhash64(key columns), groups)`.  This is the
 same function in Python, for looking up single keys.  It never changes; its test vectors are in
@@ -47,7 +47,7 @@ def key_group_of(key: Sequence[object], schema: pa.Schema, max_parallelism: int)
 def hash_of(key: Sequence[object], schema: pa.Schema) -> int:
     """Return Spark's `xxhash64` of *key* as a signed number; see `key_group_of`."""
     if len(key) != len(schema):
-        raise UsageError(f"a key of ({', '.join(schema.names)}) is needed, not {tuple(key)!r:.100}")
+        raise UsageError(f"expected a key of ({', '.join(schema.names)}), not {tuple(key)!r:.100}")
     result = SEED
     for value, field in zip(key, schema, strict=True):
         hasher = value_hasher(field.type)
@@ -108,7 +108,7 @@ def _avalanche(value: int) -> int:
 
 
 def _int(value: int, seed: int) -> int:
-    """Hash a value that Spark keeps in 32 bits, as its four bytes."""
+    """Hash the four bytes of a value that Spark stores in 32 bits."""
     return xxhash64_bytes(struct.pack("<i", value), seed)
 
 
@@ -144,7 +144,7 @@ def _date(value: dt.date, seed: int) -> int:
 
 
 def _timestamp(value: dt.datetime, seed: int) -> int:
-    """Hash a point in time; without a zone it is local, as in PySpark."""
+    """Hash a point in time; without a time zone it is local, as in PySpark."""
     return _wall_clock(value.astimezone(dt.UTC).replace(tzinfo=None), seed)
 
 
@@ -184,10 +184,10 @@ _HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], Hasher], ...]] = (
 
 
 def value_hasher(kind: pa.DataType) -> Hasher:
-    """Return the hasher of a type; raises `UsageError` if there is none."""
+    """Return the hasher for a type; raise `UsageError` if there is none."""
     if pa.types.is_decimal(kind):
         return _decimal(kind.precision, kind.scale)
     for matches, hasher in _HASHERS:
         if matches(kind):
             return hasher
-    raise UsageError(f"the key group of a key of type {kind} can be computed by Spark only")
+    raise UsageError(f"only Spark can compute the key group of a key of type {kind}")

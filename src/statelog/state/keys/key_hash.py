@@ -1,5 +1,5 @@
 """
-Spark's `xxhash64` of whole columns of keys, in numpy.
+Compute Spark's `xxhash64` of whole columns of keys in NumPy.
 
 It gives the same numbers as `statelog.state.keys.key_groups`, for many keys at once.  Rows are
 hashed in blocks that fit the processor's cache.  Strings and binaries are grouped by length: those
@@ -89,7 +89,7 @@ def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
 
 def _struct(kind: pa.StructType) -> _ColumnHasher | None:
     """
-    Return a hasher of structs, such as windows of time.
+    Return a hasher of structs, such as time windows.
 
     The hash of the fields, one after the other.
     """
@@ -112,7 +112,7 @@ def _struct(kind: pa.StructType) -> _ColumnHasher | None:
 
 
 def _by_value(field: pa.Field) -> _ColumnHasher:
-    """Return a hasher value by value, for large decimals and nested types."""
+    """Return a hasher that works value by value, for large decimals and nested types."""
     try:
         hash_value = value_hasher(field.type)
     except UsageError:
@@ -137,7 +137,7 @@ def _by_text(field: pa.Field) -> _ColumnHasher:
 
 
 def _numbers(column: pa.Array, to: pa.DataType | None = None) -> _Words:
-    """Return a fixed-width column in numpy; a null has any number."""
+    """Convert a fixed-width column to NumPy; nulls become arbitrary numbers."""
     if to is not None:
         column = column.cast(to)
     if column.null_count:
@@ -175,7 +175,7 @@ def _decimals(column: pa.Array, seeds: Hashes) -> Hashes:
 
 
 def _bytes(column: pa.Array, seeds: Hashes) -> Hashes:
-    """Hash strings or binaries, all of one length at a time."""
+    """Hash strings or binaries, grouped by length."""
     if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
         width: type[np.int64] | type[np.int32] = np.int64
     else:
@@ -216,7 +216,7 @@ _HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], _ColumnHasher], ...]]
 
 
 def _of_one_length(words: npt.NDArray[np.uint64], length: int, seeds: Hashes) -> Hashes:
-    """Hash rows of whole words; bytes after *length* are not read."""
+    """Hash rows of whole words; ignore bytes after *length*."""
     matrix = words.view(np.uint8)
     position = 0
     if length >= 32:

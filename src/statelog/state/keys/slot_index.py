@@ -60,14 +60,14 @@ class SlotIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the index in bytes, the keys included."""
+        """Memory use of the index in bytes, including the keys."""
         own_bytes = (
             self._table.nbytes + self._marks.nbytes + self._hashes.nbytes + self._key_groups.nbytes
         )
         return own_bytes + self._keys.nbytes
 
     def find(self, keys: Sequence[pa.Array], hashes: Hashes) -> Slots:
-        """Return the slot of each key, -1 where it has none."""
+        """Return the slot of each key, or -1 if it does not have one."""
         return self._search(keys, hashes)[0]
 
     def add(
@@ -76,7 +76,7 @@ class SlotIndex:
         hashes: Hashes,
         key_groups: npt.NDArray[np.int32],
     ) -> Slots:
-        """Return the slot of each key; keys without one get the next slots."""
+        """Return the slot of each key; assign the next slots to keys without one."""
         # 1. The slots of known keys, and the empty cell where each search for a new one ended.
         slots, cells = self._search(keys, hashes)
         new = np.flatnonzero(slots == NO_SLOT)
@@ -92,7 +92,7 @@ class SlotIndex:
         return slots
 
     def keys(self, slots: Slots) -> list[pa.Array]:
-        """Return the key columns of *slots*, in their order."""
+        """Return the key columns of *slots*, in order."""
         return self._keys.take(slots)
 
     def hashes(self, slots: Slots) -> Hashes:
@@ -105,7 +105,7 @@ class SlotIndex:
 
     @property
     def all_key_groups(self) -> npt.NDArray[np.int32]:
-        """The key group of the key of each slot, from slot 0 on."""
+        """The key group of each slot's key, starting with slot 0."""
         return self._key_groups[: len(self)].astype(np.int32)
 
     def slots_in(self, key_group_range: KeyGroupRange) -> Slots:
@@ -114,7 +114,7 @@ class SlotIndex:
 
     def keep(self, slots: Slots) -> SlotIndex:
         """
-        Return an index of the keys of *slots* only, which get the slots 0, 1, ... in that order.
+        Return an index of only the keys of *slots*, renumbered 0, 1, ... in that order.
 
         This index stays as it is.
         """
@@ -152,7 +152,7 @@ class SlotIndex:
 
     def _walk(self, hashes: Hashes, cells: _Cells) -> Slots:
         """
-        Move each cell on to one that is empty or whose key has the hash.
+        Advance each cell to one that is empty or whose key has the hash.
 
         Returns:
             The slots of these cells, -1 for empty ones.
@@ -178,7 +178,7 @@ class SlotIndex:
         return slots
 
     def _skip(self, wanted: _Marks, cells: _Cells) -> _Marks:
-        """Move each cell on to one that is empty or has the mark; return their marks."""
+        """Advance each cell to one that is empty or has the mark; return their marks."""
         marks: _Marks = self._marks.take(cells)
         # Most searches end at their first cell, so the arrays shrink fast.
         rows = np.flatnonzero((marks != wanted) & (marks != _EMPTY))
@@ -215,7 +215,7 @@ class SlotIndex:
         return first
 
     def _insert(self, slots: Slots, hashes: Hashes, cells: _Cells) -> None:
-        """Enter slots at the first empty cells from *cells* on."""
+        """Insert slots at the first empty cells, starting at *cells*."""
         marks = _marks_of(hashes)
         while len(slots):
             free = np.flatnonzero(self._marks.take(cells) == _EMPTY)
@@ -230,7 +230,7 @@ class SlotIndex:
             cells = (cells.take(moving) + 1) & self._mask
 
     def _fit_table(self, keys: int) -> bool:
-        """Make the table large enough for *keys*; return whether it was rebuilt."""
+        """Enlarge the table for *keys* if necessary; return whether it was rebuilt."""
         if keys * _CELLS_PER_KEY <= len(self._table):
             return False
         old = self._table
@@ -274,7 +274,7 @@ def _grown(array: npt.NDArray[_Number], used: int, size: int) -> npt.NDArray[_Nu
 
 class KeyColumns:
     """
-    The keys of an index as Arrow columns that only grow, one row per key.
+    The keys of an index in append-only Arrow columns, one row per key.
 
     Keys are equal as the dict tables see them: a null is a key, all NaNs are one key, and 0.0 and
     -0.0 are one key.
@@ -297,11 +297,11 @@ class KeyColumns:
         self._keys.append(taken(columns, rows))
 
     def take(self, rows: RowNumbers) -> list[pa.Array]:
-        """Return the key columns of these rows, in their order."""
+        """Return the key columns of these rows, in order."""
         return self._keys.take(rows)
 
     def equal(self, rows: RowNumbers, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
-        """Return whether each of *rows* is the key at the same place of *columns*."""
+        """Return whether each of *rows* equals the key at the same position in *columns*."""
         result = np.ones(len(rows), np.bool_)
         for index, (stored, asked) in enumerate(zip(self.take(rows), columns, strict=True)):
             same = _equal(stored, asked)
@@ -315,7 +315,7 @@ class KeyColumns:
 
 
 def _equal(stored: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Return where two columns are equal; None for types that Arrow does not compare."""
+    """Return where two columns are equal; None for types that Arrow cannot compare."""
     if pa.types.is_struct(stored.type):
         result: npt.NDArray[np.bool_] = pc.equal(stored.is_null(), right.is_null()).to_numpy(
             zero_copy_only=False

@@ -1,5 +1,5 @@
 """
-A key that a caller gives as values or text, in the types of an operator's key columns.
+Parse a key from a caller's values or text, with an operator's key types.
 
 `5` finds a key in a column of any whole-number type, and `"5"` is refused there.
 """
@@ -21,7 +21,7 @@ from statelog.state.keys.key_groups import key_group_of
 from statelog.state.schema import schema_text
 
 _REFUSED: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""What Arrow raises for a value that does not fit a type."""
+"""The errors that Arrow raises for a value that does not fit a type."""
 
 
 class StateKey:
@@ -32,7 +32,7 @@ class StateKey:
         values = list(key) if isinstance(key, tuple | list) else [key]
         if len(values) != len(schema):
             raise UsageError(
-                f"a key needs a value for each of ({schema_text(schema)}); {len(values)} given: "
+                f"a key requires a value for each of ({schema_text(schema)}); got {len(values)}: "
                 f"{tuple(values)!r:.100}",
                 fields=("key",),
             )
@@ -41,7 +41,7 @@ class StateKey:
         )
 
     def key_groups(self, groups: KeyGroupRange) -> KeyGroupRange:
-        """Return the one key group with the key."""
+        """Return the range of the key's single key group."""
         key_group = groups.start + key_group_of(self.values, self._schema, len(groups))
         return KeyGroupRange(key_group, key_group)
 
@@ -53,7 +53,7 @@ class StateKey:
         ]
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with this key, of rows in the columns of `StateReader`."""
+        """Return the rows with this key, from rows in the columns of `StateReader`."""
         for value, field in zip(self.values, self._schema, strict=True):
             # Arrow's `equal` finds neither nulls nor NaNs.
             column = batch.column(f"key.{field.name}")
@@ -71,10 +71,10 @@ NULL_TEXT: Final = r"\N"
 
 
 def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]:
-    r"""Return the key that text on a command line means: `\N` is null, and `\\N` the text `\N`."""
+    r"""Parse a key from the command line: `\N` is null, and `\\N` the text `\N`."""
     if len(texts) != len(schema):
         raise UsageError(
-            f"a key needs a value for each of ({schema_text(schema)}); {len(texts)} given: "
+            f"a key requires a value for each of ({schema_text(schema)}); got {len(texts)}: "
             f"{' '.join(texts):.100}",
             fields=("key",),
         )
@@ -89,20 +89,20 @@ def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]
             values.append(pa.scalar(text, pa.string()).cast(field.type).as_py())
         except _REFUSED as error:
             raise UsageError(
-                f"key column {field.name!r} takes {field.type}; {text!r:.100} is not one",
+                f"key column {field.name!r} takes {field.type}, not {text!r:.100}",
                 fields=("key",),
             ) from error
     return tuple(values)
 
 
 def _converted(value: object, field: pa.Field) -> object:
-    """Return *value* as Arrow returns it from a column of the type of *field*."""
+    """Return *value* as Arrow returns it from a column with the type of *field*."""
     kind = field.type
     if value is None:
         return None
     try:
         if isinstance(value, bool) != pa.types.is_boolean(kind) and not pa.types.is_nested(kind):
-            raise TypeError("a switch is not a number")
+            raise TypeError("a bool is not a number")
         if isinstance(value, dt.datetime) and value.tzinfo is None:
             # As in PySpark, a time without a zone is local.
             zoned = pa.types.is_timestamp(kind) and kind.tz is not None

@@ -65,7 +65,7 @@ class StateKind(enum.Enum):
     rules: AnyKind
 
     def __new__(cls, rules: AnyKind) -> StateKind:
-        """Make a member of a kind, known by its name."""
+        """Create a member for a kind, identified by its name."""
         member = object.__new__(cls)
         member._value_ = rules.name
         member.rules = rules

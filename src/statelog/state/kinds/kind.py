@@ -27,7 +27,7 @@ from statelog.errors import InvariantError
 Values: TypeAlias = tuple[object, ...]
 """One field of each column of a schema; what it holds is the user's."""
 Key: TypeAlias = Values
-"""A grouping key as tables hold it: hashable, all NaNs one object."""
+"""A grouping key as tables store it: hashable, all NaNs one object."""
 Entry: TypeAlias = tuple[Any, ...]
 """A value, or (expires_at_ms, value) where the variable has a time to live."""
 Table: TypeAlias = dict[Key, Any]
@@ -45,7 +45,7 @@ RowNumbers: TypeAlias = npt.NDArray[np.int64]
 Cell = TypeVar("Cell")
 Delta = TypeVar("Delta")
 Migration: TypeAlias = Callable[[Entry], Entry | None]
-"""Makes an entry of an earlier schema one of the present schema; None if it had expired."""
+"""Converts an entry of an earlier schema to the current schema; None if it had expired."""
 
 VALUE_COLUMN: Final = "value"
 USER_KEY_COLUMN: Final = "user_key"
@@ -58,14 +58,14 @@ OP_PUT: Final = 6
 OP_REMOVE: Final = 7
 
 EXPIRES_FIELD: Final = "expires_at_ms"
-"""Field of an entry that holds its expiry, in snapshots and in operations."""
+"""Field of an entry with its expiry, in snapshots and in operations."""
 _Element = TypeVar("_Element")
 
 
 def with_copies(
     table: Mapping[Key, Cell], keys: Iterable[Key], copy: Callable[[Cell], Cell]
 ) -> dict[Key, Cell]:
-    """Return *table* with copies of the cells of *keys*, for a fold that changes cells in place."""
+    """Return *table* with copied cells of *keys*, for changes in place."""
     copied = dict(table)
     for key in keys:
         if key in copied:
@@ -76,7 +76,7 @@ def with_copies(
 def lists_of_lengths(
     counts: npt.NDArray[np.int64], elements: pa.Array, kind: pa.DataType
 ) -> pa.Array:
-    """Return *elements* as lists of the given lengths; null for an empty one."""
+    """Split *elements* into lists of these lengths; null for an empty list."""
     offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
     return pa.ListArray.from_arrays(
         offsets, elements.cast(kind.value_type), type=kind, mask=pa.array(counts == 0)
@@ -108,7 +108,7 @@ class Operations(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class FromPython:
     """
-    How values that a caller gives become what a table holds.
+    Converts values from a caller to stored values.
 
     Args:
         name: The variable, for errors.
@@ -166,7 +166,7 @@ class Kind(ABC, Generic[Cell, Delta]):
     # --- declaration ------------------------------------------------------------------------------
 
     def value_schema(self, declared: pa.Schema) -> pa.Schema:
-        """Return the schema of the values stored, given the declared one."""
+        """Return the schema of stored values for a declared schema."""
         return declared
 
     # --- tables -----------------------------------------------------------------------------------
@@ -181,24 +181,24 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     @abstractmethod
     def replacing_delta(self, cell: Cell) -> Delta:
-        """Return a delta that makes *cell* the cell of a key, whatever it was."""
+        """Return a delta that replaces the cell of a key with *cell*."""
 
     def copy_delta(self, delta: Delta) -> Delta:
-        """Return a delta that later changes of *delta* do not change."""
+        """Return a delta that is independent of later changes of *delta*."""
         return delta
 
     @abstractmethod
     def fold(self, table: dict[Key, Cell], deltas: Mapping[Key, Delta]) -> None:
-        """Bring *table* forward by *deltas*, which stay as they are."""
+        """Apply *deltas* to *table* without modifying them."""
 
     def merge(self, table: dict[Key, Cell], deltas: Mapping[Key, Delta]) -> dict[Key, Cell]:
-        """Return *table* with *deltas* folded in; both stay as they are."""
+        """Return a copy of *table* with *deltas* applied."""
         merged = dict(table)
         self.fold(merged, deltas)
         return merged
 
     def remove(self, table: dict[Key, Cell], key: Key) -> None:
-        """Remove the cell of *key*, if there is one."""
+        """Remove the cell of *key*, if it exists."""
         table.pop(key, None)
 
     def insert_cells(
@@ -206,7 +206,7 @@ class Kind(ABC, Generic[Cell, Delta]):
         tables: Mapping[int, dict[Key, Cell]],
         cells: Iterable[tuple[int, Key, Cell | None]],
     ) -> None:
-        """Store decoded cells of keys that the tables do not hold."""
+        """Store decoded cells of keys that are not in the tables."""
         for key_group, key, cell in cells:
             if cell:
                 tables[key_group][key] = cell
@@ -239,12 +239,12 @@ class Kind(ABC, Generic[Cell, Delta]):
         raise InvariantError(f"operations of {self.name} state are not elements")
 
     def element_keys(self, elements: pa.Array) -> list[pa.Array] | None:
-        """Return the columns by which an element replaces an earlier one; None if it does not."""
+        """Return the columns that identify an element to replace; None if elements only append."""
         return None
 
     def element_expiry(self, elements: pa.Array) -> pa.Array:
         """Return the column with the expiry of each element, in milliseconds."""
-        raise InvariantError(f"{self.name} state has no elements with a time to live")
+        raise InvariantError(f"{self.name} state does not have elements with a time to live")
 
     # --- cells as a column ------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     @abstractmethod
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[Cell | None]:
-        """Return the cells of a column that is no slice of another."""
+        """Return the cells of a column that is not a slice."""
 
     def cell_type(self, value: pa.DataType, user_key: pa.DataType) -> pa.DataType:
         """Return the type of a column of cells, from the types of an entry and a map key."""
@@ -263,13 +263,13 @@ class Kind(ABC, Generic[Cell, Delta]):
     # --- rows, one for each entry -----------------------------------------------------------------
 
     def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
-        """Return the columns of a row, after its key's."""
+        """Return the columns of a row after the key columns."""
         return codec.row_fields()
 
     @abstractmethod
     def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
         """
-        Return a column of cells as rows.
+        Convert a column of cells to rows.
 
         Returns:
             For each row the index of its cell, and the columns of `row_fields`.
@@ -278,7 +278,7 @@ class Kind(ABC, Generic[Cell, Delta]):
     def cells_of_rows(
         self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
     ) -> pa.Array:
-        """Return rows as a column of cells; the inverse of `rows`."""
+        """Convert rows to a column of cells; the inverse of `rows`."""
         counts = np.bincount(parents, minlength=keys)
         return lists_of_lengths(counts, self.operation_elements(columns, kind.value_type), kind)
 
@@ -286,43 +286,43 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     @abstractmethod
     def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> Cell:
-        """Return the cell of a state in Python values."""
+        """Convert a caller's state to a cell."""
 
     @abstractmethod
     def to_python(self, cell: Cell, entry: Callable[[Entry], object]) -> object:
-        """Return a cell as a caller reads it, with the form that *entry* gives its entries."""
+        """Convert a cell to a caller's form; *entry* converts its entries."""
 
     def row_items(self, columns: Mapping[str, Sequence[object]]) -> Sequence[object]:
-        """Return an item for each row, given the values of `row_columns`; see `from_items`."""
+        """Return an item for each row from the values of `row_columns`; see `from_items`."""
         return columns[self.row_columns[-1]]
 
     def from_items(self, items: Sequence[Any]) -> object:
-        """Return the state of one key, given the items of its rows."""
+        """Return the state of one key from the items of its rows."""
         return list(items)
 
     # --- time to live -----------------------------------------------------------------------------
 
     def expiry_times(self, cell: Cell) -> Collection[int]:
         """Return when each entry of *cell* expires, in milliseconds."""
-        raise InvariantError(f"{self.name} state has no time to live")
+        raise InvariantError(f"{self.name} state does not have a time to live")
 
     def live_cell(self, cell: Cell, until_ms: int) -> Cell | None:
         """Return *cell* without entries expired by *until_ms*; it may be empty."""
-        raise InvariantError(f"{self.name} state has no time to live")
+        raise InvariantError(f"{self.name} state does not have a time to live")
 
     def live_column(self, column: pa.Array, until_ms: int | Times) -> pa.Array:
         """Return a column of cells without entries expired by *until_ms*."""
-        raise InvariantError(f"{self.name} state has no time to live")
+        raise InvariantError(f"{self.name} state does not have a time to live")
 
     # --- evolution of the schema ------------------------------------------------------------------
 
     @abstractmethod
     def migrate_deltas(self, deltas: dict[Key, Delta], migrate: Migration) -> dict[Key, Delta]:
-        """Return the deltas of an earlier schema as deltas of the present one."""
+        """Convert the deltas of an earlier schema to the current schema."""
 
     @abstractmethod
     def migrate_cell(self, cell: Cell, migrate: Migration) -> Cell | None:
-        """Return a cell of an earlier schema as one of the present."""
+        """Convert a cell of an earlier schema to the current schema."""
 
 
 AnyKind: TypeAlias = Kind[Any, Any]
@@ -350,20 +350,20 @@ def split_elements(column: pa.Array, elements: Sequence[_Element]) -> list[list[
 
 
 def expiry_of(entries: pa.Array) -> Times:
-    """Return the expiry of each entry; a null entry has any."""
+    """Return the expiry of each entry; arbitrary for a null entry."""
     field = entries.field(entries.type.get_field_index(EXPIRES_FIELD))
     times: Times = field.fill_null(0).to_numpy()
     return times
 
 
 def cell_of_element(column: pa.Array) -> RowNumbers:
-    """Return for each element of a column of lists the index of its list."""
+    """Return the index of its list for each element of a list column."""
     cells: RowNumbers = pc.list_parent_indices(column).to_numpy().astype(np.int64)
     return cells
 
 
 def positions_in(cells: RowNumbers) -> RowNumbers:
-    """Return positions of elements in their lists, given `cell_of_element`."""
+    """Return the positions of elements in their lists, from `cell_of_element`."""
     if not len(cells):
         return cells
     # An element's position is its distance from the first element of its list.
@@ -374,7 +374,7 @@ def positions_in(cells: RowNumbers) -> RowNumbers:
 
 
 def as_struct(columns: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
-    """Return columns as one of structs, in the types of its fields."""
+    """Combine columns into a struct column, cast to its field types."""
     fields = list(kind)
     cast = [
         column if column.type == field.type else column.cast(field.type)

@@ -40,7 +40,7 @@ POSITION_COLUMN: Final = "position"
 
 
 class ListDelta:
-    """Entries appended to one list, or to an empty one if *replaced*."""
+    """Entries appended to one list, or to an empty list if *replaced*."""
 
     __slots__ = ("replaced", "tail")
 
@@ -67,7 +67,7 @@ class ListKind(Kind[ListCell, ListDelta]):
         return delta
 
     def copy_delta(self, delta: ListDelta) -> ListDelta:
-        """Return a delta with a list of its own."""
+        """Return a delta with a copy of the list."""
         copy = ListDelta(replaced=delta.replaced)
         copy.tail = list(delta.tail)
         return copy
@@ -87,7 +87,7 @@ class ListKind(Kind[ListCell, ListDelta]):
     def merge(
         self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]
     ) -> dict[Key, ListCell]:
-        """Return *table* with *deltas* folded in; only changed lists are copied."""
+        """Return *table* with *deltas* applied; copy only changed lists."""
         merged = with_copies(table, deltas, list)
         self.fold(merged, deltas)
         return merged
@@ -150,7 +150,7 @@ class ListKind(Kind[ListCell, ListDelta]):
     def cells_of_rows(
         self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
     ) -> pa.Array:
-        """Return the lists of rows; their positions only order them."""
+        """Return the lists from rows; positions only determine the order."""
         return super().cells_of_rows(parents, columns[1:], keys, kind)
 
     def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> ListCell:
@@ -181,7 +181,7 @@ class ListKind(Kind[ListCell, ListDelta]):
     def migrate_deltas(
         self, deltas: dict[Key, ListDelta], migrate: Migration
     ) -> dict[Key, ListDelta]:
-        """Migrate the new entries in place; entries that had expired are left out."""
+        """Migrate the new entries in place, except entries that had expired."""
         for delta in deltas.values():
             delta.tail = _migrated(delta.tail, migrate)
         return deltas

@@ -69,7 +69,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         return delta
 
     def copy_delta(self, delta: MapDelta) -> MapDelta:
-        """Return a delta with entries of its own."""
+        """Return a delta with a copy of the entries."""
         copy = MapDelta(cleared=delta.cleared)
         copy.entries.update(delta.entries)
         return copy
@@ -91,7 +91,7 @@ class MapKind(Kind[MapCell, MapDelta]):
     def merge(
         self, table: dict[Key, MapCell], deltas: Mapping[Key, MapDelta]
     ) -> dict[Key, MapCell]:
-        """Return *table* with *deltas* folded in; only changed maps are copied."""
+        """Return *table* with *deltas* applied; copy only changed maps."""
         merged = with_copies(table, deltas, dict)
         self.fold(merged, deltas)
         return merged
@@ -211,7 +211,7 @@ class MapKind(Kind[MapCell, MapDelta]):
     def migrate_deltas(
         self, deltas: dict[Key, MapDelta], migrate: Migration
     ) -> dict[Key, MapDelta]:
-        """Migrate the entries in place; one that had expired becomes a removal."""
+        """Migrate the entries in place; expired entries become removals."""
         for delta in deltas.values():
             for user_key, entry in delta.entries.items():
                 # A removal, because it must still hide the entry before it.

@@ -1,5 +1,5 @@
 """
-Timers: a set of times in milliseconds for each key.
+Timers: a set of times in milliseconds per key.
 
 A cell is an ascending tuple of times.  A delta is all times of the key, ascending; an empty one
 removes them.  A `TimerTable` finds the timers that are due without a look at the others.
@@ -64,11 +64,11 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         return ()
 
     def replacing_delta(self, cell: TimerCell) -> TimerCell:
-        """Return the times, which are their own delta."""
+        """Return the times, which serve as their own delta."""
         return cell
 
     def copy_delta(self, delta: Sequence[int]) -> list[int]:
-        """Return the times as a list, which the timers of a task change in place."""
+        """Return the times as a list, which a task's timers change in place."""
         return list(delta)
 
     def fold(self, table: dict[Key, TimerCell], deltas: Mapping[Key, Sequence[int]]) -> None:
@@ -78,13 +78,13 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
     def merge(
         self, table: dict[Key, TimerCell], deltas: Mapping[Key, Sequence[int]]
     ) -> dict[Key, TimerCell]:
-        """Return *table* with *deltas* folded in; both stay as they are."""
+        """Return a copy of *table* with *deltas* applied."""
         merged = TimerTable(table)
         merged.fold(deltas)
         return merged
 
     def remove(self, table: dict[Key, TimerCell], key: Key) -> None:
-        """Remove the timers of *key*, if there are any."""
+        """Remove the timers of *key*, if any."""
         timer_table(table).fold({key: ()})
 
     def insert_cells(
@@ -139,7 +139,7 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
     def cells_of_rows(
         self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
     ) -> pa.Array:
-        """Return the timers of rows; a time that a key has twice is one timer."""
+        """Return the timers of rows; a duplicate time of a key is one timer."""
         times = columns[0].to_numpy()
         first = np.ones(len(times), np.bool_)
         # The rows are sorted, so equal ones are neighbours.
@@ -162,11 +162,11 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
     def migrate_deltas(
         self, deltas: dict[Key, Sequence[int]], migrate: Migration
     ) -> dict[Key, Sequence[int]]:
-        """Return *deltas*: a time is the same in every schema."""
+        """Return *deltas* unchanged: a time is the same in every schema."""
         return deltas
 
     def migrate_cell(self, cell: TimerCell, migrate: Migration) -> TimerCell:
-        """Return *cell*: a time is the same in every schema."""
+        """Return *cell* unchanged: a time is the same in every schema."""
         return cell
 
 
@@ -258,7 +258,7 @@ class TimerTable(dict[Key, TimerCell]):
 
 
 class _Opaque:
-    """A key that a heap never compares: keys may have no order."""
+    """A key that a heap never compares, because keys may not have an order."""
 
     __slots__ = ("key",)
 
@@ -270,7 +270,7 @@ class _Opaque:
 
 
 def timer_table(table: Table) -> TimerTable:
-    """Return the table of a timer variable as what it is."""
+    """Cast the table of a timer variable to `TimerTable`."""
     check(isinstance(table, TimerTable), "only timers have an index of times")
     return table  # type: ignore[return-value]
 
@@ -284,7 +284,7 @@ def holds_time(times: Sequence[int], time: int) -> bool:
 def first_times(
     column: pa.Array, rows: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], Times]:
-    """Return the rows of a column that have timers, and their first."""
+    """Return the rows of a column that have timers, and their earliest timers."""
     starts = column.offsets.to_numpy()
     present = np.flatnonzero((np.diff(starts) > 0) & rows)
     return present, column.values.to_numpy()[starts[present]]

@@ -42,7 +42,7 @@ class ValueKind(Kind[Entry, Entry | None]):
         return None
 
     def replacing_delta(self, cell: Entry) -> Entry:
-        """Return the entry, which is its own delta."""
+        """Return the entry, which serves as its own delta."""
         return cell
 
     def fold(self, table: Table, deltas: Mapping[Key, Entry | None]) -> None:
@@ -64,7 +64,7 @@ class ValueKind(Kind[Entry, Entry | None]):
         return Operations(list(deltas), ops, entries, [])
 
     def deltas(self, operations: Operations) -> dict[Key, Entry | None]:
-        """Return the new entry of each key, None for a cleared one."""
+        """Return the new entry of each key; None if it was cleared."""
         keys, ops, entries, _ = operations
         if OP_CLEAR not in ops:
             return dict(zip(keys, entries, strict=True))
@@ -112,7 +112,7 @@ class ValueKind(Kind[Entry, Entry | None]):
         return entry(cell)
 
     def from_items(self, items: Sequence[object]) -> object:
-        """Return the value of the row, or None without one."""
+        """Return the value of the row, or None."""
         return items[0] if items else None
 
     def expiry_times(self, cell: Entry) -> Collection[int]:

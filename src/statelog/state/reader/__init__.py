@@ -1,5 +1,5 @@
 """
-State as of a checkpoint, for everything outside the job that wrote it.
+Read state as of a checkpoint from outside the job that wrote it.
 
     location        the checkpoints of a location, and tables and single keys of each
     state_reader    a location and a checkpoint in, Arrow tables out, a few key groups at a time

@@ -1,5 +1,5 @@
 """
-The newest checkpoint, the checkpoints between two, and the changes between their states.
+Find the newest checkpoint, the checkpoints in a range, and the changes between them.
 
 Every handle has a unique name.  State as of one checkpoint can be brought forward by the log of
 another one if both have the same handles up to the older one.  That is decided for each key group,
@@ -35,14 +35,14 @@ from statelog.model.checkpoint import ChangelogStateBackendHandle, covered_check
 from statelog.store import PATHS, ObjectStore, ask_both
 
 ATTEMPTS: Final = 5
-"""How often a checkpoint is looked for again that was deleted while it was read."""
+"""How often to retry if a checkpoint is deleted while it is read."""
 
 
 def newest_after(
     store: ObjectStore, last_read: CompletedCheckpoint | None
 ) -> CompletedCheckpoint | None:
     """
-    Return the newest checkpoint, or None if it is the one read last.
+    Return the newest checkpoint, or None if it was already read.
 
     Without a newer one, that costs two requests at once: a listing, and the entry of that one,
     because a location that was made again may have another checkpoint of its number.
@@ -72,14 +72,14 @@ def newest_after(
         if not ids:
             break
         # The query may have deleted every checkpoint of the listing before one could be read.
-    text = "has no checkpoint"
+    text = "does not contain a checkpoint"
     if last_read is not None:
-        text = f"no longer has a checkpoint; {last_read.checkpoint_id} was the last one read"
+        text = f"no longer contains a checkpoint; the last one read was {last_read.checkpoint_id}"
     raise CheckpointError(f"{store.url} {text}", reason="not_found")
 
 
 def _is_stored(store: ObjectStore, last_read: CompletedCheckpoint | None) -> bool:
-    """Return whether the location still has the checkpoint read last under its number."""
+    """Return whether the location still contains the last checkpoint read."""
     if last_read is None:
         return False
     entry = readable(store, last_read.checkpoint_id)
@@ -97,7 +97,7 @@ def chain_before(
     store: ObjectStore, last: CompletedCheckpoint, after: int
 ) -> list[CompletedCheckpoint]:
     """
-    Return the checkpoints from *after* on that lead to *last*, which is left out, ascending.
+    Return the checkpoints from *after* to before *last*, ascending.
 
     Args:
         store: Where the location is.
@@ -114,8 +114,8 @@ def chain_before(
     """
     if after > last.checkpoint_id:
         raise UsageError(
-            f"checkpoint {after} is newer than checkpoint {last.checkpoint_id}: a feed goes from an "
-            "older one to a newer one"
+            f"checkpoint {after} is newer than checkpoint {last.checkpoint_id}: a feed must go from an "
+            "older to a newer checkpoint"
         )
     chain: list[CompletedCheckpoint] = []
     checkpoint = last
@@ -127,7 +127,7 @@ def chain_before(
                 f"checkpoint {last.checkpoint_id} of {store.url} does not continue checkpoint "
                 f"{after}: its history goes from {checkpoint.checkpoint_id} back to "
                 f"{'the empty state' if parent is None else parent}, because the query was rewound. "
-                "Begin again with the whole state",
+                "Start again from the full state",
                 reason="not_newer",
                 checkpoint_id=after,
             )
@@ -135,10 +135,10 @@ def chain_before(
             checkpoint = read_checkpoint(store, parent).checkpoint
         except ObjectNotFoundError as error:
             raise CheckpointError(
-                f"the changes from checkpoint {after} to {last.checkpoint_id} of {store.url} are not "
-                f"whole: checkpoint {parent} was deleted{_retained(store)}. Let the query "
-                "retain more checkpoints, compare the two states instead, or begin again with the "
-                "whole state",
+                f"the changes from checkpoint {after} to {last.checkpoint_id} of {store.url} are "
+                f"incomplete: checkpoint {parent} was deleted{_retained(store)}. Raise the query's "
+                "retainedCheckpoints, compare the two states instead, or start again from the "
+                "full state",
                 reason="subsumed",
                 checkpoint_id=parent,
                 path=PATHS.metadata(parent),
@@ -148,7 +148,7 @@ def chain_before(
 
 
 def as_of_ms(checkpoint: CompletedCheckpoint) -> int:
-    """Return the processing time of a checkpoint's micro-batch; without one, its creation."""
+    """Return the processing time of a checkpoint's micro-batch, or the time of its creation."""
     now_ms = BatchRecord.of(checkpoint).now_ms
     return now_ms if now_ms >= 0 else checkpoint.created_at_ms
 
@@ -166,7 +166,7 @@ def _retained(store: ObjectStore) -> str:
 @dataclass(frozen=True, slots=True)
 class Changes:
     """
-    How the state of some key groups comes from one checkpoint to another; `of` makes it.
+    The change of some key groups' state between two checkpoints; `of` creates it.
 
     Args:
         since_id: The checkpoint whose state is there.
@@ -182,7 +182,7 @@ class Changes:
     def of(
         cls, since: CompletedCheckpoint, upto: CompletedCheckpoint, key_groups: KeyGroupRange
     ) -> Changes:
-        """Compare two checkpoints, which may be of different histories."""
+        """Compare two checkpoints, which may have different histories."""
         handle = upto.for_range(key_groups)
         # The same parts up to *since* mean the same state, whatever the two histories are called.
         ours = _parts(since.for_range(key_groups), since.checkpoint_id)
@@ -191,11 +191,11 @@ class Changes:
         return cls(since.checkpoint_id, handle, rewritten)
 
     def log(self) -> list[ChangelogStateHandle]:
-        """Return the log after the checkpoint whose state is there, ascending."""
+        """Return the log after the checkpoint already in memory, ascending."""
         return [log for log in self.handle.log if log.checkpoint_id > self.since_id]
 
     def paths(self) -> Sequence[str]:
-        """Return the objects that bring the state forward."""
+        """Return the objects that update the state."""
         handles: list[StreamStateHandle] = [
             snapshot.handle
             for snapshot in self.handle.materialized
@@ -214,7 +214,7 @@ class Changes:
         return checkpoint_id > self.since_id or not self.rewritten.isdisjoint(key_groups)
 
     def key_groups(self, store: ObjectStore) -> set[int]:
-        """Return the key groups whose state may differ; blocks on the store, which has the log."""
+        """Return the key groups whose state may differ; reads the log from the store."""
         changed = set(self.rewritten)
         for batches in read_logs(store, [(log, log.key_group_range) for log in self.log()]):
             for batch in batches:
@@ -223,7 +223,7 @@ class Changes:
 
 
 def _parts(handle: ChangelogStateBackendHandle, upto: int) -> dict[int, list[str]]:
-    """Return by key group the names of what makes up its state, with the log up to a checkpoint."""
+    """Return the names of the objects that make up each key group's state."""
     names: dict[int, list[str]] = {group: [] for group in handle.key_group_range}
     for snapshot in handle.materialized:
         for group in snapshot.key_group_range:
@@ -238,7 +238,7 @@ def _parts(handle: ChangelogStateBackendHandle, upto: int) -> dict[int, list[str
 def own_log(
     checkpoint: CompletedCheckpoint, key_groups: KeyGroupRange
 ) -> list[ChangelogStateHandle]:
-    """Return the log handles that a checkpoint itself made, for some key groups."""
+    """Return the log handles that a checkpoint itself created, for some key groups."""
     return [
         log
         for log in checkpoint.log
@@ -249,7 +249,7 @@ def own_log(
 
 def is_logged(checkpoint: CompletedCheckpoint, portion: KeyGroupRange) -> bool:
     """
-    Return whether the log of a checkpoint has all that it changed.
+    Return whether a checkpoint's log contains all of its changes.
 
     A snapshot of the checkpoint itself may have taken the place of the log, see `live_log`.
     """
@@ -258,5 +258,5 @@ def is_logged(checkpoint: CompletedCheckpoint, portion: KeyGroupRange) -> bool:
     is_covered = covered == checkpoint.checkpoint_id
     for log in own_log(checkpoint, portion):
         is_covered[log.key_group_range.start : log.key_group_range.end + 1] = False
-    check(portion.end < len(is_covered), "a key group of the feed is not one of the checkpoint")
+    check(portion.end < len(is_covered), "a key group of the feed is not in the checkpoint")
     return not is_covered[portion.start : portion.end + 1].any()

@@ -1,5 +1,5 @@
 """
-The state of a location in Python: its checkpoints, and tables and single keys of each.
+Read a location's state in Python: its checkpoints, tables and single keys.
 
 `LocationReader` answers questions about any retained checkpoint with a `StateReader` for each, of
 which it keeps the last ones, because questions about one checkpoint come together.
@@ -138,7 +138,7 @@ class LocationReader:
         return self._reader_of(stored, operator)
 
     def _checkpoint(self, name: CheckpointName | None) -> CompletedCheckpoint:
-        """Return a checkpoint, from a reader of it where there is one; blocks on the store."""
+        """Return a checkpoint, from its open reader if there is one; blocks on the store."""
         readers = self._open_readers()
         if name is None:
             return find_checkpoint(self.store)
@@ -236,7 +236,7 @@ class LocationReader:
 def stored_with_attachments(
     state: LocationReader, checkpoint: CheckpointName | None, since: CheckpointName | None = None
 ) -> tuple[CompletedCheckpoint, int]:
-    """Return a checkpoint whose attachments are read, and the number that they are newer than."""
+    """Return the checkpoint whose attachments to read, and the number after which they start."""
     state._open_readers()
     name = None if checkpoint is None else checkpoint_id_of(state.store, checkpoint)
     first = -1
@@ -249,14 +249,14 @@ def stored_with_attachments(
 
 
 def has_variable(reader: StateReader, variable: str) -> bool:
-    """Return whether a checkpoint has a variable that can be read."""
+    """Return whether a checkpoint contains a variable that can be read."""
     return any(described.name == variable for described in reader.variables())
 
 
 def rows_of_key(
     reader: StateReader, variable: str, key: object, now_ms: int | None = None
 ) -> pa.Table:
-    """Return the rows of one key; raises `UsageError` for an unknown variable or another key."""
+    """Return the rows of one key; raises `UsageError` for an unknown variable or a wrong key."""
     sought = StateKey(key, reader.schema.key_schema)
     schema = reader.arrow_schema(variable)
     batches = reader.batches(
@@ -266,7 +266,7 @@ def rows_of_key(
 
 
 def operator_with(variable: str, checkpoint: CompletedCheckpoint) -> str | None:
-    """Return the operator of a query that alone has a variable; None for none or several."""
+    """Return the only operator with a variable; None for none or several."""
     operators = BatchRecord.of(checkpoint).operators
     if len(operators) == 1:
         return operators[0].operator_id
@@ -282,7 +282,7 @@ def operator_with(variable: str, checkpoint: CompletedCheckpoint) -> str | None:
 def state_of_key(
     reader: StateReader, variable: str, key: object, now_ms: int | None = None
 ) -> object:
-    """Return the state of one key, see `python_states`; raises as `rows_of_key`."""
+    """Return the state of one key like `python_states`; raises like `rows_of_key`."""
     table = rows_of_key(reader, variable, key, now_ms)
     (state,) = python_states(
         table, reader.schema.states[reader.schema.state_id(variable)], [table.num_rows]

@@ -44,11 +44,11 @@ from statelog.state.schema import OperatorStateSchema, StateDescriptor
 from statelog.store import CachedStore, ObjectStore
 
 _PORTION_BYTES: Final = 32 * 1024 * 1024
-"""Key groups are restored together up to about this many stored bytes, one of them at least."""
+"""Key groups are restored together up to about this many stored bytes, with at least one."""
 _CACHED_BYTES: Final = 128 * 1024 * 1024
 """Objects kept in memory, because several portions need them."""
 _BUDGET_BYTES: Final = 256 * 1024 * 1024
-"""See `MemoryLimits`: beyond a part of it a portion is held in columns instead of dictionaries."""
+"""See `MemoryLimits`: above a fraction of it, a portion is stored in columns, not in dicts."""
 _BATCH_ROWS: Final = 65_536
 
 
@@ -133,12 +133,12 @@ class StateReader:
         self.close()
 
     def close(self) -> None:
-        """Forget what was read; no more can be read."""
+        """Release the data that was read; later reads fail."""
         self._cache = None
 
     def of(self, checkpoint: CompletedCheckpoint) -> StateReader:
         """
-        Return a reader of another checkpoint in the schema of this one, which shares what it keeps.
+        Return a reader of a different checkpoint in this one's schema, with a shared cache.
 
         Args:
             checkpoint: This one, or one before it.
@@ -150,8 +150,8 @@ class StateReader:
         if other.key_groups != self.key_groups:
             raise UsageError(
                 f"operator {self.schema.operator_id} of {self._store.url} has the key groups "
-                f"{other.key_groups} in checkpoint {other.checkpoint_id}, and {self.key_groups} in "
-                f"checkpoint {self.checkpoint_id}; its states cannot be compared"
+                f"{other.key_groups} in checkpoint {other.checkpoint_id}, but {self.key_groups} in "
+                f"checkpoint {self.checkpoint_id}; their states cannot be compared"
             )
         # The same schema for both, so that rows can be compared; the same cache, so that shared
         # objects are read once.
@@ -161,34 +161,34 @@ class StateReader:
 
     @property
     def store(self) -> ObjectStore:
-        """The store, with the objects read last in memory; raises `ClosedError` once closed."""
+        """The store, which caches recent objects; raises `ClosedError` once closed."""
         if self._cache is None:
             raise ClosedError(f"the reader of {self._store.url} is closed; open a new one")
         return self._cache
 
     @property
     def checkpoint(self) -> CompletedCheckpoint:
-        """The checkpoint that is read."""
+        """The checkpoint being read."""
         return self._checkpoint
 
     @property
     def checkpoint_id(self) -> int:
-        """Its id."""
+        """The id of the checkpoint."""
         return self._checkpoint.checkpoint_id
 
     @property
     def batch_id(self) -> int:
-        """Number of the micro-batch that made it."""
+        """Id of the micro-batch that created the checkpoint."""
         return BatchRecord.of(self._checkpoint).batch_id
 
     @property
     def as_of_ms(self) -> int:
-        """The time of its micro-batch, in milliseconds since 1970: what had expired is left out."""
+        """The time of its micro-batch, in milliseconds since 1970, which decides expiry."""
         return as_of_ms(self._checkpoint)
 
     def changed_groups(self, since: CompletedCheckpoint) -> list[KeyGroupRange]:
         """
-        Return the key groups whose state may differ from another checkpoint, ascending.
+        Return the key groups whose state may differ from a second checkpoint, ascending.
 
         Raises:
             Exception: As `batches`.
@@ -201,7 +201,7 @@ class StateReader:
 
     def own_changes(self, key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """
-        Yield what the checkpoint itself changed, from its log, as `read_change_batches` does.
+        Yield the checkpoint's own changes from its log, like `read_change_batches`.
 
         Raises:
             Exception: As `batches`.
@@ -216,7 +216,7 @@ class StateReader:
 
     @property
     def schema(self) -> OperatorStateSchema:
-        """Key and variables of the operator, as of the checkpoint."""
+        """The operator's key and variables as of the checkpoint."""
         return self._codec.schema
 
     @property
@@ -225,11 +225,11 @@ class StateReader:
         return self._key_groups
 
     def variables(self) -> tuple[StateDescriptor, ...]:
-        """Return the variables that can be read; dropped ones are left out."""
+        """Return the variables that can be read, without dropped ones."""
         return tuple(self.schema.states[state_id] for state_id in self._codec.live)
 
     def arrow_schema(self, variable: str, *, flatten: bool = True) -> pa.Schema:
-        """Return the columns of `batches`; raises `UsageError` if there is no such variable."""
+        """Return the columns of `batches`; raise `UsageError` if the variable does not exist."""
         return self._rows_of(variable, flatten).schema
 
     def keys_schema(self) -> pa.Schema:
@@ -251,7 +251,7 @@ class StateReader:
         include_expired: bool = False,
     ) -> pa.Table:
         """
-        Return the rows of one variable in one table; arguments and errors: see `batches`.
+        Return the rows of one variable in one table; see `batches` for arguments and errors.
 
         Blocks: On the store.
         """
@@ -269,7 +269,7 @@ class StateReader:
         include_expired: bool = False,
     ) -> dict[str, pa.Table]:
         """
-        Return the rows of variables by name, restored once.
+        Return the rows of variables by name, with a single restore.
 
         Args:
             variables: Their names; None for all.
@@ -299,7 +299,7 @@ class StateReader:
         include_expired: bool = False,
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """
-        Return the rows of several variables, each batch with its variable, restored once.
+        Yield the rows of several variables with a single restore, each batch with its variable.
 
         Arguments and errors: see `batches`.
 
@@ -319,7 +319,7 @@ class StateReader:
         flatten: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """
-        Return the rows of one variable, in the order of key groups, a few key groups at a time.
+        Yield the rows of one variable ordered by key group, a few key groups at a time.
 
         Args:
             variable: Its name; `$timers` for timers.
@@ -354,7 +354,7 @@ class StateReader:
         include_expired: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """
-        Return all state in the columns of a snapshot: one row for each key.
+        Yield all state in snapshot columns, one row per key.
 
         The columns are described in `statelog.state.encoding.snapshot_file`.  A key whose state has
         expired may have a row of nulls.  Arguments and errors: see `batches`.
@@ -385,8 +385,8 @@ class StateReader:
         except KeyError:
             names = ", ".join(repr(state.name) for state in self.variables()) or "none"
             raise UsageError(
-                f"checkpoint {self.checkpoint_id} of {self._store.url} has no state variable "
-                f"{variable!r}; it has {names}"
+                f"checkpoint {self.checkpoint_id} of {self._store.url} does not have a state variable "
+                f"{variable!r}; its variables are {names}"
             ) from None
 
     def _checked(self, key_groups: KeyGroupRange | None) -> KeyGroupRange:
@@ -411,7 +411,7 @@ class StateReader:
                         yield name, batch
 
     def _keys(self, portion: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a snapshot of a portion, read or restored together."""
+        """Yield the snapshot rows of a portion, read or restored together."""
         with self.explained():
             # Without a log the rows of the snapshots are the state: no restore.
             parts = whole_snapshots(self.store, self._checkpoint.for_range(portion), self._codec)
@@ -433,7 +433,7 @@ class StateReader:
             ) from error
 
     def _restored(self, key_groups: KeyGroupRange) -> KeyedState:
-        """Return the state of a portion as a task would restore it."""
+        """Restore the state of a portion as a task would."""
         state = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
         store = self.store
         handle = self._checkpoint.for_range(key_groups)
@@ -453,7 +453,7 @@ class StateReader:
 @contextmanager
 def explained(store: ObjectStore, checkpoint_id: int) -> Iterator[None]:
     """
-    Raise a missing object as what became of its checkpoint.
+    Raise an error that explains why an object of a checkpoint is missing.
 
     Raises:
         CheckpointError: The query deleted the checkpoint (`reason` "subsumed"), or an object of it
@@ -472,8 +472,8 @@ def explained(store: ObjectStore, checkpoint_id: int) -> Iterator[None]:
             retained = ", ".join(map(str, retained_now))
             raise CheckpointError(
                 f"checkpoint {checkpoint_id} of {store.url} was deleted while it was "
-                f"read: the query that writes there retains {retained} now. Open the newest one, or "
-                "let the query retain more checkpoints (retainedCheckpoints), or keep one by "
+                f"read: the query that writes there now retains {retained}. Open the newest checkpoint, "
+                "raise the query's retainedCheckpoints, or pin a checkpoint with "
                 "`statelog tag`",
                 reason="subsumed",
                 checkpoint_id=checkpoint_id,
@@ -492,7 +492,7 @@ def portions(
     weights: Sequence[float], key_groups: KeyGroupRange, most: int
 ) -> Iterator[KeyGroupRange]:
     """
-    Yield parts of *key_groups*, each one key group at least.
+    Yield parts of *key_groups* with at least one key group each.
 
     Args:
         weights: Bytes of each key group of the job.
@@ -512,7 +512,7 @@ def portions(
 
 
 def stored_bytes(checkpoint: CompletedCheckpoint) -> list[float]:
-    """Return about how many stored bytes each key group has."""
+    """Estimate the stored bytes of each key group."""
     weights = np.zeros(checkpoint.max_parallelism)
     sized = [
         (snapshot.key_group_range, snapshot.handle.size_bytes)

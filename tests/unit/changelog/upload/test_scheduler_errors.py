@@ -173,5 +173,5 @@ def test_an_uploader_without_a_discard_of_its_own_is_named() -> None:
         def upload(self, tasks: Sequence[cl.UploadTask]) -> cl.UploadTasksResult:
             raise OSError("no")
 
-    with pytest.raises(sl.UsageError, match="Subclass has no discard; write one"):
+    with pytest.raises(sl.UsageError, match="Subclass does not implement discard; add"):
         Subclass().discard(cl.UploadTasksResult())

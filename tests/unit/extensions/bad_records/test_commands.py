@@ -85,7 +85,7 @@ def test_a_damaged_dead_letter_names_its_object_and_hides_no_other(
     path = forge(job, calls=[(0, "handleInputRows", -1, 5)])
     said = call("dead-letters", job.location, status=1)
     assert "k2" in said and "1 dead letter" in said
-    assert f"{path} is left out: damaged recording: its calls yielded 5 rows" in said
+    assert f"{path} was skipped: damaged recording: its calls yielded 5 rows" in said
     file = tmp_path / "failed.parquet"
     call("dead-letters", job.location, "--to", str(file), status=1)
     assert ["k2"] == pq.read_table(file)["k"].to_pylist()
@@ -113,7 +113,7 @@ def test_a_time_zone_that_does_not_exist_is_damage(call, job: RecordedJob) -> No
     rows = pa.table({"record": pa.array([0, 0, 0], pa.int32()), "at": column})
     path = forge(job, input=to_stream(rows), first_input=0)
     said = call("dead-letters", job.location, status=1)
-    assert f"{path} is left out: damaged recording" in said
+    assert f"{path} was skipped: damaged recording" in said
     assert "k2" in said
 
 
@@ -161,11 +161,11 @@ def test_frozen_keys_are_listed_and_unfrozen(call, tmp_path: Path) -> None:
 
 def test_unfreeze_needs_a_query_that_froze_keys(call, job: RecordedJob) -> None:
     said = " ".join(call("unfreeze", job.location, status=2).split())
-    assert "no query with onError='freeze' has run on it" in said
+    assert "no query with onError='freeze' has run there" in said
 
 
 def test_an_operator_is_named(call, job: RecordedJob) -> None:
     said = call("dead-letters", job.location, "--operator", "other", status=2)
-    assert "has no operator 'other'; name one of totals" in said
+    assert "does not have an operator 'other'; name one of totals" in said
     said = call("dead-letters", job.location, "--operator", "totals")
     assert said.strip().endswith("2 dead letters")

@@ -42,4 +42,4 @@ def test_failures_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> 
 
 def test_skipped_keys_have_no_command(caplog: pytest.LogCaptureFixture) -> None:
     FailureLog("s3://bucket/job").committed(3, [ack(1)])
-    assert caplog.text.rstrip().endswith("ValueError: x; they are left out")
+    assert caplog.text.rstrip().endswith("ValueError: x; they are skipped")

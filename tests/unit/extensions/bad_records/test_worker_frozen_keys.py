@@ -194,14 +194,14 @@ def test_single_keys_are_unfrozen(tmp_path: Path) -> None:
     with sl.open(job.location) as state:
         assert [{"n": 5}] == state.get("items", "k1")
         assert [] == state.get("items", "k2")
-    with pytest.raises(UsageError, match="a key needs a value for each of"):
+    with pytest.raises(UsageError, match="a key requires a value for each of"):
         sl.unfreeze(job.location, [("k1", 2)])
 
 
 def test_a_location_without_marks_is_refused(tmp_path: Path) -> None:
     job = RecordedJob(str(tmp_path), Journal(), "k string, n long", OUTPUT, None, "none")
     job.run([("k1", 1)])
-    with pytest.raises(UsageError, match="no query with onError='freeze' has run on it"):
+    with pytest.raises(UsageError, match="no query with onError='freeze' has run there"):
         sl.unfreeze(job.location)
 
 

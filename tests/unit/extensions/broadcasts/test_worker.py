@@ -187,7 +187,7 @@ def test_versions_are_dropped_with_the_recordings_that_saw_them(tmp_path: Path) 
     ("table", "said"),
     [
         (lambda: 1 / 0, "the function of the broadcast table 'rules' failed: ZeroDivisionError"),
-        (lambda: 7, "takes a pyarrow table"),
+        (lambda: 7, "must be a pyarrow table"),
         (lambda: [7], "its rows cannot be combined into one table"),
         (lambda: {"n": pa.nulls(9 << 20, pa.int16())}, "has 19 MiB, and at most 16 MiB"),
     ],
@@ -205,7 +205,7 @@ def test_an_unreadable_source_fails_the_micro_batch(table: Any, said: str, tmp_p
     [
         (lambda: PARSE(["rules"], "broadcast"), "broadcast must be a mapping .*, not a list"),
         (lambda: PARSE({"a/b": list}, "broadcast"), "letters, digits"),
-        (lambda: Broadcast(pa.table({"n": [1]})), "`lambda: table` makes a function of a table"),
+        (lambda: Broadcast(pa.table({"n": [1]})), "To pass a table, use `lambda: table`"),
         (lambda: Broadcast(list, repeated="never"), "'same' or 'newest'"),
         (lambda: Broadcast(list, every="often"), "every"),
     ],

@@ -145,8 +145,14 @@ def test_timers_fire(pandas: bool) -> None:
     ("changes", "match"),
     [
         ({"statelog_state": {"dropped": [{"n": 1}]}}, "a variable 'dropped', which init"),
-        ({"statelog_state": {"total": [{"n": 1}]}}, "'total' of another kind"),
-        ({"statelog_state": {"items": {"n": 1}}}, "'items' of another kind"),
+        (
+            {"statelog_state": {"total": [{"n": 1}]}},
+            "the kind of 'total' in the initial state differs",
+        ),
+        (
+            {"statelog_state": {"items": {"n": 1}}},
+            "the kind of 'items' in the initial state differs",
+        ),
         ({"statelog_state": {"total": {"n": 1, "m": 2}}}, r"fields \(n, m\) in 'total', where"),
         (
             {"statelog_state": {"counts": [{"key": {"n": 1}, "value": {"n": 1}}]}},

@@ -94,7 +94,7 @@ def test_fields_are_found_by_their_names_at_every_depth() -> None:
 def test_other_fields_are_refused_by_their_names(struct: Any, path: str, stored: str) -> None:
     inner = "struct<a:int,b:int>"
     schema = parse_ddl(f"s {inner}, l array<{inner}>, m map<{inner},{inner}>")
-    with pytest.raises(UsageError, match=re.escape(f"fields ({stored}) in {path!r}, where init")):
+    with pytest.raises(UsageError, match=re.escape(f"fields ({stored}) in {path!r}, but init")):
         plain_struct(schema, is_utc=True, path="total")(struct)
 
 

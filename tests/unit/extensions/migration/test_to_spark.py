@@ -135,14 +135,14 @@ def test_a_position_that_spark_cannot_continue_is_rejected(
 
 
 def test_the_state_of_another_query_is_refused() -> None:
-    with pytest.raises(UsageError, match="of query q, the state is that of query other"):
+    with pytest.raises(UsageError, match="of query q, but the state is that of query other"):
         made(query(), query_id="other")
-    with pytest.raises(UsageError, match=r"of query \(none\), the state"):
+    with pytest.raises(UsageError, match=r"of query \(none\), but the state"):
         made(Files({}))
 
 
 def test_named_sources_are_refused() -> None:
     text = query().files["offsets/5"].replace("v1", "v2", 1)
     files = edited(lambda files: files.update({"offsets/5": text}))
-    with pytest.raises(IncompatibleFormatError, match="by the names of the sources"):
+    with pytest.raises(IncompatibleFormatError, match="by source name"):
         made(files)

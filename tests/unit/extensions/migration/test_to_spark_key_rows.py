@@ -106,7 +106,9 @@ def test_variables_can_be_chosen() -> None:
     rows = KeyRows(schema(DAY, "total", "seen"), 7, variables=["seen"])
     assert rows.schema().field(STATE_COLUMN).type == pa.struct([("seen", pa.struct(NUMBER))])
     assert EXPIRY_COLUMN not in rows.schema().names
-    with pytest.raises(UsageError, match="no state other; the checkpoint has seen, total"):
+    with pytest.raises(
+        UsageError, match="the state other does not exist; the checkpoint contains seen, total"
+    ):
         KeyRows(schema(DAY, "total", "seen"), 7, variables=["seen", "other"])
     with pytest.raises(UsageError, match="no state without a name"):
         KeyRows(schema(DAY, "total"), 7, variables=[])
@@ -114,7 +116,7 @@ def test_variables_can_be_chosen() -> None:
 
 def test_a_key_that_cannot_be_columns_is_refused() -> None:
     for names in (["a", "A"], ["day", TIMERS_COLUMN]):
-        with pytest.raises(UsageError, match="each needs a name of its own"):
+        with pytest.raises(UsageError, match="each column needs a unique name"):
             KeyRows(schema(pa.schema([(name, pa.int64()) for name in names]), "total"), 7)
 
 

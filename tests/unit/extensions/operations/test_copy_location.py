@@ -231,9 +231,9 @@ def test_a_target_that_is_not_a_copy_is_rejected(tmp_path):
     copied(made.store, target)
     (mark,) = filter(parse_copy_folder, target.objects)
     target.objects[mark] = b'{"version":2,"source":"s3://elsewhere/and/further"}'
-    with pytest.raises(UsageError, match="is a copy of another location"):
+    with pytest.raises(UsageError, match="is a copy of a different location"):
         copied(made.store, target)
-    with pytest.raises(CheckpointError, match="has no checkpoint"):
+    with pytest.raises(CheckpointError, match="does not contain a checkpoint"):
         copied(without_checkpoint, Target())
 
 
@@ -282,7 +282,7 @@ def test_the_query_of_the_source_may_run():
         target = Target()
         report = copied(Running(made, 25), target)
         check_whole(made.store, target, report.checkpoints[-1:])
-    with pytest.raises(CheckpointError, match="retain more checkpoints"):
+    with pytest.raises(CheckpointError, match="raise its retainedCheckpoints"):
         copied(Running(history("fast"), 1), Target())
 
 

@@ -139,10 +139,10 @@ def test_values_that_do_not_fit_are_rejected_before_the_claim(made):
     epoch = history.coordinator.epoch
     key = key_of(1)
     for wanted, message in (
-        ({"other": {key: {}}}, "has no state variable 'other'; it has"),
+        ({"other": {key: {}}}, "does not have a state variable 'other'; its variables are"),
         ({"total": {key: {"x": 1}}}, "takes a dict of the fields"),
         ({"total": {key: (1,)}}, "takes a dict of the fields"),
-        ({"total": {("x",): {}}}, "a key needs a value for each"),
+        ({"total": {("x",): {}}}, "a key requires a value for each"),
         ({"total": {("x", 1): {}}}, "key column 'k' takes int64"),
         ({"counts": {key: [1]}}, "expected a dict by map key"),
         ({"$timers": {key: ["soon"]}}, "a timer must be a whole number"),
@@ -150,11 +150,11 @@ def test_values_that_do_not_fit_are_rejected_before_the_claim(made):
     ):
         with pytest.raises(UsageError, match=message):
             statelog.edit(location, set=wanted, apply=True)
-    with pytest.raises(UsageError, match="has no operator 'x'"):
+    with pytest.raises(UsageError, match="does not have an operator 'x'"):
         statelog.edit(location, delete=[key], operator="x", apply=True)
     history.micro_batch()
     assert history.coordinator.epoch == epoch
-    with pytest.raises(UsageError, match="no such directory"):
+    with pytest.raises(UsageError, match=r"the directory .* does not exist"):
         statelog.edit(location + "-not", delete=[key], apply=True)
 
 
@@ -167,6 +167,6 @@ def test_a_query_that_commits_meanwhile_is_not_overwritten(made, monkeypatch):
         return overlays(self, edits)
 
     monkeypatch.setattr(EditTarget, "overlays", slowly)
-    with pytest.raises(CheckpointError, match="its query committed meanwhile"):
+    with pytest.raises(CheckpointError, match="its query committed in the meantime"):
         statelog.edit(location_of(history), delete=[key_of(n) for n in range(KEYS)], apply=True)
     assert newest_id(history) == history.checkpoint_id

@@ -354,8 +354,8 @@ def test_on_the_command_line(made, capsys):
     assert "in checkpoint chk-" in call(*key, "--apply")
     assert "no object of this location contains the key" in call(*key, "--now", "--apply")
     assert "has no state" in call(*key)
-    assert "a key needs a value for each" in call("1", status=2)
-    with pytest.raises(UsageError, match="has no operator 'x'"):
+    assert "a key requires a value for each" in call("1", status=2)
+    with pytest.raises(UsageError, match="does not have an operator 'x'"):
         statelog.forget(location, key_of(1), operator="x", apply=True)
     older = newest_checkpoint(history.store).checkpoint_id
     with StateReader(history.store, find_checkpoint(history.store, older)) as reader:

@@ -114,7 +114,7 @@ def test_an_interrupted_fork_continues_while_the_query_runs(query: Query, step: 
 def test_a_fork_of_another_checkpoint_does_not_continue_an_unfinished_fork(query: Query) -> None:
     forked_until(query, "referred", checkpoint=4)
     forked_until(query, "pinned", checkpoint=4)
-    with pytest.raises(UsageError, match="and not finished") as refused:
+    with pytest.raises(UsageError, match="but not finished") as refused:
         forked(query, checkpoint=5)
     [tag] = statelog.tags(query.root / "state")
     assert f"{tag.name} --kind fork" in str(refused.value)
@@ -142,10 +142,10 @@ def test_a_fork_that_was_made_is_not_made_again_with_other_arguments(query: Quer
     assert forked(query) == made
     elsewhere = {"new_checkpoint_location": root / "elsewhere"}
     for options in ({"checkpoint": 4}, {"state_only": True}, elsewhere):
-        with pytest.raises(UsageError, match="holds state already"):
+        with pytest.raises(UsageError, match="already contains state"):
             forked(query, **options)
     commit_in(query, b"other")
-    with pytest.raises(UsageError, match="holds state already"):
+    with pytest.raises(UsageError, match="already contains state"):
         forked(query)
 
 
@@ -208,7 +208,7 @@ def test_a_forged_reference_leads_nowhere(query: Query, tmp_path: Path) -> None:
     (secret / "chk-5" / "_metadata").write_bytes(b"not yours")
     path = tmp_path / "new" / "parents" / made.fork_id
     path.write_bytes(ParentReference(location=str(secret), checkpoint_id=5).encoded())
-    with pytest.raises(CheckpointError, match="has no tag of this fork") as raised:
+    with pytest.raises(CheckpointError, match="does not contain a tag of this fork") as raised:
         values(location(query))
     assert raised.value.reason == "parent"
     path.unlink()

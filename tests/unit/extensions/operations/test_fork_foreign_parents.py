@@ -50,7 +50,7 @@ def test_no_connection_is_made_to_a_foreign_place(
             return real(url, **options)  # type: ignore[operator]
 
         monkeypatch.setattr(location_store, name, watch)
-    with pytest.raises(CheckpointError, match="name it, by --parent URL") as raised:
+    with pytest.raises(CheckpointError, match="pass it with --parent URL") as raised:
         values(store)
     assert raised.value.reason == "parent"
     for words in (["verify", new], ["copy", new, f"{new}-copy"]):
@@ -116,7 +116,7 @@ def test_a_copied_location_is_not_taken_for_the_fork(query: Query, call) -> None
     made = forked(query)
     root = query.root
     shutil.copytree(root / "new", root / "moved")
-    with pytest.raises(CheckpointError, match="moved or copied, name its parent") as raised:
+    with pytest.raises(CheckpointError, match="moved or copied, specify its parent") as raised:
         values(location(query, "moved"))
     assert raised.value.reason == "parent"
     assert made.parent in str(raised.value)
@@ -157,7 +157,7 @@ def test_a_tag_of_a_victim_is_not_deleted(query: Query, call) -> None:
     forge(query, victim.fork_id, victim.parent)
     for options in ([], ["--apply"], ["--apply", "--parent", victim.parent]):
         shown = call("gc", str(query.root / "new"), *options, "--min-age", "0s")
-        assert f"keeps a checkpoint for the fork {victim.location}" in shown
+        assert f"pins a checkpoint for the fork {victim.location}" in shown
         assert victim.fork_id in query.tags()
         assert (attacker.fork_id in query.tags()) is ("--apply" not in options)
     assert values(location(query, "victim")) == ALL_CHANGES

@@ -69,7 +69,7 @@ def test_objects_that_nothing_needs_are_removed(call, place):
     assert {"would-delete"} == {item["action"] for item in lines[:-1]}
     assert tree(place) == before | kept | planted.keys(), "a dry run changes nothing"
     text = call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
-    assert "deleted staged dstl/half#1: a write that was killed left it" in text
+    assert "deleted staged dstl/half#1: left by a killed write" in text
     assert tree(place) == before | kept
     assert "0 objects" in call("verify", str(place), "--repair", "--min-age", "0s")
     assert "all intact" in call("verify", str(place))
@@ -181,7 +181,7 @@ def test_giving_up_keeps_what_may_be_a_claim(call, place):
 
 
 def test_giving_up_needs_a_sound_checkpoint(call, place):
-    assert "there is nothing to give up" in call(
+    assert "there is nothing to discard" in call(
         "verify", str(place), "--give-up-after", "3", status=2
     )
     assert "does not exist" in call("verify", str(place), "--give-up-after", "7", status=1)

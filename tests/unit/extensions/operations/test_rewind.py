@@ -102,7 +102,7 @@ def test_an_impossible_rewind_is_rejected_and_changes_nothing(query: Query, tmp_
         assert before == query.everything()
 
     refused(0, "subsumed", "no longer retained: the oldest .* is 2, of batch 1")
-    refused(9, "not_found", "has no offsets of batch 9 .of batches 0 to 4")
+    refused(9, "not_found", "does not contain the offsets of batch 9 .only of batches 0 to 4")
     line = json.dumps({"path": "file:///in/x", "timestamp": 3, "batchId": 3})
     (tmp_path / "query/sources/0/3").write_text(f"v1\n{line}\n")
     refused(3, "gap", "batch 3 was planned again")
@@ -147,11 +147,11 @@ def test_the_command_shows_first_and_acts_when_told(call, query: Query, tmp_path
     assert [1, 2, 3, 4] == [point["batch_id"] for point in call.lines(*words)]
     text = call(*to_2)
     assert "would delete commits/4" in text
-    assert "later checkpoints, up to 5, would be given up" in text
+    assert "later checkpoints, up to 5, would be discarded" in text
     assert "This was a dry run" in text
     assert "query may be running" in call(*to_2, "--apply", status=1)
     assert "no longer retained" in call(*words, "--batch-id", "0", status=1)
-    assert "--apply needs --batch-id" in call(*words, "--apply", status=2)
+    assert "--apply requires --batch-id" in call(*words, "--apply", status=2)
     assert "--batch-id" in call(*words, "--batch-id", "-1", status=2)
     assert before == query.everything()
     first, *_ = call.lines(*to_2)
@@ -163,10 +163,10 @@ def test_the_command_shows_first_and_acts_when_told(call, query: Query, tmp_path
     assert 2 == summary["input_files"]
     assert ["file:///in/3", "file:///in/4"] == summary["missing_files"]
     assert "nothing to do" in call(*to_2, "--apply", "--min-idle", "0s")
-    assert "no such directory" in call(*to_2, "--state-location", "/nope", status=2)
+    assert "does not exist" in call(*to_2, "--state-location", "/nope", status=2)
     call("rewind", str(tmp_path / "nope"), "--batch-id", "1", status=2)
     said = call("rewind", str(query.folder), "--batch-id", "1", status=2)  # no state next to it
-    assert "Give the query's stateLocation as state_location (--state-location)" in said
+    assert "Pass the query's stateLocation as state_location (--state-location)" in said
 
 
 def test_a_query_is_rewound_from_python(query: Query, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_some_variables_are_published(make: Make) -> None:
         publisher.publish()
         count += published.check(["total", "counts"])
     assert count > 0
-    with pytest.raises(UsageError, match="no state variable 'none'"):
+    with pytest.raises(UsageError, match="not have a state variable 'none'"):
         published.publisher(variables=["none"]).publish()
 
 
@@ -396,7 +396,7 @@ def test_a_publisher_gives_up_after_conflicts(make: Make, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         published.around_commits(patch, conflict)
-        with pytest.raises(UnavailableError, match="let one do it"):
+        with pytest.raises(UnavailableError, match="let only one process publish"):
             published.publish()
     published.publish()
     published.check()

@@ -162,7 +162,7 @@ def test_calls_without_one_table_fail(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "one table" in capsys.readouterr().err
     call = ["publish", published.location, *published.arguments]
     assert 2 == run([*call, "--catalog-option", "type=sql"])
-    assert "for an Iceberg table" in capsys.readouterr().err
+    assert "apply to an Iceberg table" in capsys.readouterr().err
 
 
 @pytest.mark.campaign

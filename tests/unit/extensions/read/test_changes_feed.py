@@ -285,7 +285,7 @@ def test_a_feed_without_its_checkpoints_is_an_error() -> None:
     retained = list(history.expected)[-4:]
     with pytest.raises(UsageError, match="is newer than"):
         location.feed(retained[-1], retained[0])
-    with pytest.raises(UsageError, match="has no state variable 'other'"):
+    with pytest.raises(UsageError, match="does not have a state variable 'other'"):
         location.feed(retained[0], variable="other")
     history.store.delete([PATHS.metadata(retained[1])])
     with pytest.raises(CheckpointError, match=f"checkpoint {retained[1]} was deleted") as caught:

@@ -232,7 +232,7 @@ def test_the_difference_of_two_checkpoints_is_printed(call, stored):
 def test_wrong_calls_say_what_is_right(call, stored, tmp_path: Path):
     location = stored.location
     assert "it has 'total'" in call("read", location, "totals", status=2)
-    assert "a key needs a value for each of (k int64, name string); 1 given" in call(
+    assert "a key requires a value for each of (k int64, name string); got 1" in call(
         "get", location, "total", "1", status=2
     )
     assert "takes int64" in call("get", "--history", location, "total", "one", "x", status=2)
@@ -241,7 +241,7 @@ def test_wrong_calls_say_what_is_right(call, stored, tmp_path: Path):
     for verb in ("read", "get", "diff"):
         more = {"read": [], "diff": ["0", "1"]}.get(verb, ["total", "1"])
         assert "is not a state location" in call(verb, str(tmp_path), *more, status=2)
-        assert "no such directory" in call(verb, str(tmp_path / "nope"), *more, status=2)
+        assert "does not exist" in call(verb, str(tmp_path / "nope"), *more, status=2)
     other = tmp_path / "other"
     small_checkpoint(started(open_store(str(other))), 1)
-    assert "not made by a streaming query" in call("read", str(other), status=1)
+    assert "not created by a streaming query" in call("read", str(other), status=1)

@@ -102,7 +102,7 @@ def test_a_failed_export_leaves_nothing(call, stored, tmp_path, monkeypatch):
 def test_wrong_exports_say_what_is_right(call, stored, tmp_path):
     location = stored.location
     target = str(tmp_path / "all.parquet")
-    assert "give a folder" in call("read", location, "--to", target, status=2)
+    assert "pass a folder" in call("read", location, "--to", target, status=2)
     assert "it has 'total'" in call("read", location, "--to", target, "nope", status=2)
     (tmp_path / "file").write_text("")
     assert "is not a folder" in call("read", location, "--to", str(tmp_path / "file"), status=2)
@@ -111,7 +111,9 @@ def test_wrong_exports_say_what_is_right(call, stored, tmp_path):
     )
     assert "is not a state location" in call("read", str(tmp_path), "--to", target, status=2)
     started(open_store(str(tmp_path / "new")))
-    assert "has no checkpoint" in call("read", str(tmp_path / "new"), "--to", target, status=1)
+    assert "does not contain a checkpoint" in call(
+        "read", str(tmp_path / "new"), "--to", target, status=1
+    )
 
 
 def test_a_larger_state_is_exported_in_portions(call, stored, tmp_path, monkeypatch):

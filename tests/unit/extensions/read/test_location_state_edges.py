@@ -188,7 +188,7 @@ def test_a_place_that_is_not_a_location_is_a_wrong_call(
     place = make(tmp_path)
     status, said = ask(verb, place, tmp_path, capsys)
     assert status == 2
-    assert "no such directory" in said or "is not a state location" in said
+    assert "does not exist" in said or "is not a state location" in said
     assert str(place) in said
     assert place.exists() is (make is not no_directory), "nothing is created"
 
@@ -201,7 +201,7 @@ def test_a_location_without_a_checkpoint(verb: str, tmp_path: Path, capsys: Any)
         assert status == 0
     else:
         assert status == 1
-        assert "has no checkpoint" in said or "does not exist" in said
+        assert "does not contain a checkpoint" in said or "does not exist" in said
     with sl.open(tmp_path / "new") as state, pytest.raises(CheckpointError) as caught:
         state.table("total")
     assert caught.value.reason == "not_found"

@@ -326,11 +326,11 @@ def test_a_deleted_location_is_named_and_can_be_made_again(tmp_path: Path) -> No
     history.micro_batch()
     replica = sl.open(tmp_path / "state").follow(interval_s=None)
     shutil.rmtree(tmp_path / "state")
-    with pytest.raises(CheckpointError, match="no longer has a checkpoint") as caught:
+    with pytest.raises(CheckpointError, match="no longer contains a checkpoint") as caught:
         replica.refresh()
     assert caught.value.reason == "not_found"
     assert str(tmp_path / "state") in str(caught.value)
-    with pytest.raises(CheckpointError, match="no longer has"):
+    with pytest.raises(CheckpointError, match="no longer contains"):
         replica.wait_for(99, timeout_s=5)
     check(replica, history)  # what was held can be read
     again = Calm("another", local(tmp_path / "state"))
@@ -343,7 +343,7 @@ def test_a_deleted_location_is_named_and_can_be_made_again(tmp_path: Path) -> No
 def test_a_location_without_a_checkpoint_cannot_be_followed(tmp_path: Path) -> None:
     store = local(tmp_path)
     store.put("dstl/x", b"{}")
-    with pytest.raises(CheckpointError, match="has no checkpoint") as caught:
+    with pytest.raises(CheckpointError, match="does not contain a checkpoint") as caught:
         sl.open(tmp_path).follow()
     assert caught.value.reason == "not_found"
 
@@ -376,7 +376,9 @@ def test_the_thread_reaches_each_checkpoint(followed: tuple[Calm, Replica]) -> N
 def test_waits_are_bounded(followed: tuple[Calm, Replica]) -> None:
     _, replica = followed
     begin = time.monotonic()
-    with pytest.raises(UnavailableError, match=r"was not committed in 0\.1 s; the newest one is 1"):
+    with pytest.raises(
+        UnavailableError, match=r"was not committed in 0\.1 s; the newest checkpoint is 1"
+    ):
         replica.wait_for(5, timeout_s=0.1)
     assert time.monotonic() - begin < 5
     for wrong in (-1, "x"):

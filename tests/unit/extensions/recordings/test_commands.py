@@ -68,20 +68,26 @@ def test_a_failure_exits_with_1_and_says_so(call, job: RecordedJob) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nobody"], "has no recording of the key ('nobody',)"),
-        (["k1", "k2"], "a key needs a value for each of (k string); 2 given"),
+        (["nobody"], "does not contain a recording of the key ('nobody',)"),
+        (["k1", "k2"], "a key requires a value for each of (k string); got 2"),
         (["k1", "--since", "stable"], "since is 'stable', which is not an id, not a tag of"),
-        (["k1", "--since", "9"], "has no recording of the key ('k1',) after checkpoint 9"),
-        (["k1", "--processor", "Steps"], "is named module:Class or file.py:Class"),
+        (
+            ["k1", "--since", "9"],
+            "does not contain a recording of the key ('k1',) after checkpoint 9",
+        ),
+        (["k1", "--processor", "Steps"], "name the processor as module:Class or file.py:Class"),
         (["k1", "--processor", "no_such_module:X"], "'no_such_module' cannot be imported"),
-        (["k1", "--processor", "no/file.py:X"], "there is no file no/file.py"),
+        (["k1", "--processor", "no/file.py:X"], "the file no/file.py does not exist"),
         (["k1", "--processor", f"{PROCESSORS}:Nothing"], "has no 'Nothing'"),
         (["k1", "--processor", "os:abort"], "os:abort is builtin_function_or_method, not a"),
-        (["k1", "--processor", "json:loads"], "does not say what it returns, so it is not called"),
+        (
+            ["k1", "--processor", "json:loads"],
+            "without a return annotation, so statelog does not call it",
+        ),
         (["k1", "--processor", "builtins:dict"], "is the class dict, not a StatefulProcessor"),
         (["k1", "--processor", f"{__name__}:Needs"], "cannot be called without arguments"),
-        (["k1", "--processor", f"{__name__}:not_annotated"], "is not called; annotate it"),
-        (["k1", "--processor", f"{__name__}:other_annotated"], "is not called; annotate it"),
+        (["k1", "--processor", f"{__name__}:not_annotated"], "does not call it; annotate it"),
+        (["k1", "--processor", f"{__name__}:other_annotated"], "does not call it; annotate it"),
         (["k1", "--processor", f"{PROCESSORS}:COLUMNS"], "is str, not a StatefulProcessor"),
     ],
 )
@@ -99,7 +105,7 @@ def test_a_location_without_recordings(call, tmp_path: Path) -> None:
 
 def test_a_processor_that_cannot_take_the_state_is_refused(call, job: RecordedJob) -> None:
     said = call("replay", job.location, "k1", "--processor", f"{__name__}:Renamed", status=1)
-    assert "cannot begin with the recorded state" in said
+    assert "cannot start with the recorded state" in said
 
 
 class Needs(Steps):
@@ -171,7 +177,7 @@ def test_a_key_is_removed_from_all_recordings(job: RecordedJob) -> None:
     assert both == objects_with_key(store, "k1")
     assert planned == forget_key(store, "k1")
     assert [] == objects_with_key(store, "k1")
-    with pytest.raises(UsageError, match="has no recording of the key"):
+    with pytest.raises(UsageError, match="does not contain a recording of the key"):
         replay(job.location, "k1", processor=Steps())
     (other,) = replay(job.location, "k2", processor=Steps())
     assert () == other.differences

@@ -74,7 +74,7 @@ def test_verify_reports_a_damaged_recording(call, job: RecordedJob, which: int, 
     assert "damaged recording" in bad["problem"]
     newest = job.coordinator.latest.checkpoint_id
     assert newest == summary["newest_sound"], "state is restored without recordings"
-    with pytest.raises(UsageError, match="all its objects are sound"):
+    with pytest.raises(UsageError, match="all its objects are intact"):
         plan_give_up(job.store, newest)
 
 
@@ -93,7 +93,7 @@ def test_the_others_are_replayed_and_the_gap_is_reported(
     call, job: RecordedJob, harm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = files(job)[1]
-    left_out = f"the recording recordings/{file.name} is left out: "
+    left_out = f"the recording recordings/{file.name} was skipped: "
     harm(file)
     steps = call.lines("replay", job.location, "k1", *STEPS, status=1)
     assert [1, 3] == [step["checkpoint_id"] for step in steps]
@@ -102,7 +102,7 @@ def test_the_others_are_replayed_and_the_gap_is_reported(
         assert left_out in call("replay", job.location, *words, status=1)
     with caplog.at_level(logging.WARNING, "statelog.spark"):
         assert 2 == len(replay(job.location, "k1", processor=Steps()))
-    assert 1 == caplog.text.count(f"recordings/{file.name} is left out")
+    assert 1 == caplog.text.count(f"skips the recording recordings/{file.name}: ")
 
 
 def test_a_recording_that_a_query_deletes_is_not_a_gap(
@@ -130,7 +130,7 @@ def test_the_error_of_a_key_without_steps_names_the_gap(call, job: RecordedJob) 
 def test_a_schema_that_cannot_be_read_is_a_gap(call, job: RecordedJob) -> None:
     forge_recordings(job.store, schema=b"{}")
     said = call("replay", job.location, status=1)
-    assert 4 == said.count("is left out: not a state schema")
+    assert 4 == said.count("was skipped: not a state schema")
 
 
 def test_a_missing_recording_holds_no_key(job: RecordedJob) -> None:

@@ -116,7 +116,7 @@ def test_user_defined_types_of_a_recording_are_not_loaded(
     columns["fields"][0]["type"] = {"type": "array", "elementType": udt, "containsNull": True}
     frames = {**step.recorded.task.frames, "columns": json.dumps(columns)}
     forge_recordings(job.store, frames=frames)
-    with pytest.raises(CorruptionError, match="settings of frames"):
+    with pytest.raises(CorruptionError, match="frame settings"):
         replay(job.location, "k1", processor=FrameSteps())
     assert not (tmp_path / "ran").exists()
 

@@ -245,7 +245,7 @@ def test_a_key_beyond_the_bound_is_dropped_whole_and_counted(tmp_path: Path) -> 
     (stored,) = list_recordings(job.store)
     assert (10, 1) == (stored.keys, stored.dropped)
     (task,) = read_recording(job.store, stored)
-    assert {"more bytes than one key may take": 1} == task.dropped
+    assert {"the key exceeds its size limit": 1} == task.dropped
     assert ("large",) not in recorded_keys(job)
     # Its state is too large from now on, even without a row.
     (ack,) = job.run([("large", "append", 1)])

@@ -78,7 +78,7 @@ def test_an_uneven_key_group_is_named() -> None:
     skew = (KeyGroups(operator="op", keys=(1, 40, 1, 1), change_bytes=(1, 1, 1, 1)),)
     ((level, text),) = found(skew=skew)
     assert "attention" == level
-    assert text.startswith("Key group 1 of op has 3.7 times the mean number of keys (40).")
+    assert text.startswith("Key group 1 of op contains 3.7 times the mean number of keys (40).")
 
 
 def test_orphans_name_the_command_that_deletes_them() -> None:
@@ -90,7 +90,7 @@ def test_orphans_name_the_command_that_deletes_them() -> None:
 def test_a_slow_sink_is_named_and_slow_tasks_are_not() -> None:
     slow = checkpoint(2, figures=BatchFigures(milliseconds={"run": 300, "deliver": 3000}))
     ((level, text),) = found(checkpoints=(slow,))
-    assert ("note", "91 % of the time of micro-batches is the phase deliver.") == (level, text)
+    assert ("note", "The phase deliver takes 91 % of the batch time.") == (level, text)
     assert [] == found(
         checkpoints=(checkpoint(2, figures=BatchFigures(milliseconds={"run": 9000})),)
     )

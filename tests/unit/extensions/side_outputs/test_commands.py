@@ -50,7 +50,7 @@ def test_a_file_has_all_rows_and_is_written_once(call, job: RecordedJob, tmp_pat
 
 def test_options_of_rows_need_a_name(call, job: RecordedJob) -> None:
     said = call("side-outputs", job.location, "--since", "1", status=2)
-    assert "need the name of a side output" in said
+    assert "require the name of a side output" in said
 
 
 def test_an_unknown_side_output_is_empty(call, job: RecordedJob) -> None:

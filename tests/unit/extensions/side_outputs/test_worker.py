@@ -192,7 +192,7 @@ class AtOtherTimes(Late):
 def test_rows_are_emitted_while_rows_are_handled(tmp_path: Path) -> None:
     with pytest.raises(ProcessorError, match=r"init failed: .*not in init\(\) or close"):
         late_job(tmp_path / "init", AtOtherTimes("init"))
-    for when, said in (("close", "close failed.*not in init"), ("later", "declared in init")):
+    for when, said in (("close", "close failed.*not in init"), ("later", "declared only in init")):
         job = late_job(tmp_path / when, AtOtherTimes(when))
         with pytest.raises(ProcessorError, match=said):
             job.run([("a", "row", 1)])
@@ -203,9 +203,9 @@ def test_rows_are_emitted_while_rows_are_handled(tmp_path: Path) -> None:
     [
         ("", "k string", "letters, digits"),
         ("a/b", "k string", "letters, digits"),
-        ("late", "Batch_Id long", "none is called checkpoint_id or batch_id"),
-        ("late", "checkpoint_id long", "none is called checkpoint_id or batch_id"),
-        ("late", "k string, k string", "each with another name"),
+        ("late", "Batch_Id long", "with distinct names other than checkpoint_id or batch_id"),
+        ("late", "checkpoint_id long", "with distinct names other than checkpoint_id or batch_id"),
+        ("late", "k string, k string", "with distinct names"),
     ],
 )
 def test_wrong_declarations_are_rejected(name: str, schema: str, said: str, tmp_path: Path) -> None:

@@ -39,5 +39,5 @@ class TestKafkaWithMetadata(SinkContract):
         deliver(ExactlyOnce(sink), batch(1, timeline=4))
         with self.another_of(sink) as late, pytest.raises(FencedError, match="was rewound"):
             deliver(ExactlyOnce(late), batch(2))
-        with pytest.raises(FencedError, match="Another driver writes as this query"):
+        with pytest.raises(FencedError, match="A second driver is running this query"):
             sink.write(batch(2, timeline=4, after=batch(1, timeline=4)))

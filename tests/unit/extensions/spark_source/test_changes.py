@@ -128,7 +128,7 @@ def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
     ) as raised:
         source.latestOffset(end, limit(1))
     assert "raise readerMaxCheckpoints, which is 8" in str(raised.value)
-    with pytest.raises(CheckpointError, match="give it a name by the option reader"):
+    with pytest.raises(CheckpointError, match="name it with the option reader"):
         stream(tmp_path).partitions(offset(tmp_path, 3), offset(tmp_path, 6 + BOUND))
 
 

@@ -77,7 +77,7 @@ def test_an_error_does_not_advise_what_only_a_query_can_do() -> None:
     with pytest.raises(ProcessorError) as raised:
         ProcessorTester(Sums(), timeMode="ProcessingTime").test("a", [Row(n=-1)])
     assert str(raised.value).endswith(
-        "below zero. Nothing of this batch was committed; the state is as before it"
+        "below zero. Nothing of this batch was committed; the state is unchanged"
     )
 
 

@@ -153,7 +153,7 @@ def test_failures_are_those_of_a_task_and_leave_no_trace() -> None:
     assert tester.test(1, [Row(x=1)]) == [Row(key=1)]
     with pytest.raises(ProcessorError, match=r"state 'count' of key \(2,\) .* does not fit"):
         tester.test(2, [])
-    with pytest.raises(ProcessorError, match=r"'key' \(int32\) cannot hold 'not a number'"):
+    with pytest.raises(ProcessorError, match=r"'key' \(int32\) cannot store 'not a number'"):
         tester.test(3, [])
     with pytest.raises(ProcessorError, match=r"handleInputRows failed for key \(4,\)") as raised:
         tester.test(4, [])

@@ -104,7 +104,5 @@ class Changing(StatefulProcessor):
 
 
 def test_a_variable_that_the_driver_does_not_know_of_fails_in_init() -> None:
-    with pytest.raises(
-        ProcessorError, match=r"Changing\.init failed .*'two' in a task, but did no"
-    ):
+    with pytest.raises(ProcessorError, match=r"Changing\.init failed .*'two' in a task, but no"):
         ProcessorTester(Changing()).test("a", [])

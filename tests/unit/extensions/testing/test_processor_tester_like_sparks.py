@@ -352,7 +352,7 @@ def test_where_they_differ_on_purpose() -> None:
     for tester in (theirs, ours):
         tester.processor.inits = 5
         assert tester.test("a", []) == [Row(inits=5 if tester is theirs else 1)]
-    with pytest.raises(UsageError, match="init creates no state 'new'; it creates count"):
+    with pytest.raises(UsageError, match="init does not create the state 'new'; it creates count"):
         ours.handle.getValueState("new", "n int")
     theirs.handle.getValueState("new", "n int")
     several = ProcessorTester(Counting(), keySchema="a int, b int")

@@ -43,13 +43,13 @@ def test_a_key_with_most_of_the_rows_is_named() -> None:
     assert (13, 2100) == (groups[0]["key_group"], groups[0]["rows"])
     assert {"key": "('hot',)", "key_group": 13, "rows": 1800, "share": 0.6} == keys[0]
     assert 200 == keys[1]["rows"]
-    assert "key ('hot',) has 60% of the rows" in skew_warning(groups, keys)
+    assert "key ('hot',) receives 60% of the rows" in skew_warning(groups, keys)
 
 
 def test_a_key_group_of_many_keys_is_named_as_such() -> None:
     ack = counted(batch([(13, f"k{i}") for i in range(2000)] + [(14, "x")] * 10))
     assert skew_warning(largest_groups([ack]), largest_keys([ack])).startswith(
-        "key group 13 has 100%"
+        "key group 13 receives 100%"
     )
 
 

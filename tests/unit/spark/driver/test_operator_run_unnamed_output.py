@@ -33,8 +33,8 @@ def warnings_of(
 def test_misspelt_columns_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     warned = warnings_of(caplog, [ack(0)], [ack(2, MISSPELT), ack(1, MISSPELT)], [ack(2, MISSPELT)])
     assert warned == [
-        "no output row of Totals in batch 1 names the columns 'customer', 'total': they are null. "
-        "The rows have fields that are no columns: 'cust' (did you mean 'customer'?), 'totl' (did "
+        "no output row of Totals in batch 1 sets the columns 'customer', 'total': they are null. "
+        "The rows contain fields that are not columns: 'cust' (did you mean 'customer'?), 'totl' (did "
         "you mean 'total'?)"
     ]
 
@@ -42,8 +42,8 @@ def test_misspelt_columns_are_warned_of_once(caplog: pytest.LogCaptureFixture) -
 def test_a_column_that_another_task_names_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     other = UnnamedColumns(("total",), ("Totals",))
     assert warnings_of(caplog, [ack(1, MISSPELT), ack(1, other)]) == [
-        "no output row of Totals in batch 0 names the columns 'total': they are null. The rows have "
-        "fields that are no columns: 'Totals' (did you mean 'total'?), 'cust', 'totl' (did you mean "
+        "no output row of Totals in batch 0 sets the columns 'total': they are null. The rows contain "
+        "fields that are not columns: 'Totals' (did you mean 'total'?), 'cust', 'totl' (did you mean "
         "'total'?)"
     ]
 
@@ -57,5 +57,5 @@ def test_no_warning_if_a_task_names_all_columns_or_is_empty(
 
 def test_a_column_that_rows_leave_out_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings_of(caplog, [ack(3, UnnamedColumns(("note",), ()))]) == [
-        "no output row of Totals in batch 0 names the columns 'note': they are null"
+        "no output row of Totals in batch 0 sets the columns 'note': they are null"
     ]

@@ -71,7 +71,7 @@ def test_a_face_tells_which_columns_its_processors_read() -> None:
 
 
 def test_columns_are_not_frames_and_not_single_keys() -> None:
-    with pytest.raises(UsageError, match="Columns is a ColumnarProcessor: give it to"):
+    with pytest.raises(UsageError, match="Columns is a ColumnarProcessor: pass it to"):
         pandas_face_of(Columns())
     with pytest.raises(InvariantError, match="Columns is not called key by key"):
         keyed_state(Columns(), cast("Any", None))

@@ -58,7 +58,7 @@ def test_a_method_that_returns_only_none(method: Callable[..., Any]) -> None:
     assert message == (
         "Totals.handleInputRows has no `yield` and returns None, so no row is ever output, though the "
         "output has the columns id, total: write `yield` in front of each output row, or `return "
-        "iter(())` where no row is meant"
+        "iter(())` if no row is intended"
     )
     assert not missing_yields(processor(handleInputRows=method), [], "none", has_initial=False)
 
@@ -156,7 +156,7 @@ def test_a_generator_for_initial_state_never_runs() -> None:
     [message] = found(processor(handleInitialState=initial), initial=True)
     assert message == (
         "Totals.handleInitialState has a `yield`, so its body never runs and the initial state is "
-        "lost: it outputs no rows, remove the `yield`"
+        "lost: remove the `yield`, because this method cannot output rows"
     )
     assert not found(processor(handleInitialState=initial))
     assert not found(processor(handleInitialState=silent_timer), initial=True)

@@ -27,6 +27,6 @@ def test_a_broadcast_variable_is_rejected_with_what_to_do() -> None:
     processor: Any = Totals()
     processor.table = Variable()
     with pytest.raises(
-        UsageError, match=r"Totals holds a broadcast variable.*variable\.value.*init"
+        UsageError, match=r"Totals contains a broadcast variable.*variable\.value.*init"
     ):
         copy_of(processor)

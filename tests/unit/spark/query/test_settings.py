@@ -108,17 +108,17 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({"state-locatoin": "x"}, "did you mean 'stateLocation'"),
         ({"checkpoint.retaind": "2"}, "did you mean 'checkpoint.retained'"),
         ({"nonsense": "2"}, "spark.statelog.nonsense.*unknown"),
-        ({"metrics": "x"}, "metrics is not a setting: give it to transform_with_state as an"),
+        ({"metrics": "x"}, "metrics is not a setting: pass it to transform_with_state as an"),
         ({"tasks": "many"}, "spark.statelog.tasks.*a count from 1"),
         ({"delivery": "twice"}, '"staged" or "direct", not .twice.'),
-        ({"checkpoint": "3"}, "give it in the code, or as an option of the writer"),
+        ({"checkpoint": "3"}, "set it in the code, or as an option of the writer"),
         ({"operator": "x"}, "no effect there"),
         ({"stateLocation": "s3://a"}, "no effect there; spark.statelog.baseLocation is the folder"),
         ({"record": "failed"}, "record must be a statelog.spark.Record .*record.failed"),
         ({"record.shar": "1"}, "did you mean 'record.share'"),
         ({"record.share": "all"}, "spark.statelog.record.share.*must be 0 to 1"),
         ({"changelog.base-path": "x"}, "base-path has no effect in a query.*set stateLocation"),
-        ({"tasks": "2", "TASKS": "3"}, "tasks is set a second time"),
+        ({"tasks": "2", "TASKS": "3"}, "tasks is set twice"),
         (
             {"retainedCheckpoints": "2", "checkpoint.retained": "3"},
             "checkpoint.retained.* a second",
@@ -165,7 +165,7 @@ def test_a_wrong_argument_is_named_with_its_place(arguments: dict[str, Any], sai
     [
         ({"on-progress": print}, "writer's option.*on_progress is not a setting"),
         ({"baseLocation": "s3://a"}, "no effect there; .*set spark.statelog.baseLocation"),
-        ({"maxParallelism": 4}, "give it to transform_with_state"),
+        ({"maxParallelism": 4}, "pass it to transform_with_state"),
         ({"statelocation2": 4}, "statelog.statelocation2.*did you mean 'stateLocation'"),
     ],
 )
@@ -336,10 +336,11 @@ def test_a_wrong_record_is_refused_without_its_keys(wrong: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("delivry", r"; did you mean 'delivery'\?$"), ("zzz", "; it takes Spark's")]
+    ("name", "hint"),
+    [("delivry", r"; did you mean 'delivery'\?$"), ("zzz", "; its arguments are Spark's")],
 )
 def test_an_unknown_argument_is_refused_with_the_nearest_name(name: str, hint: str) -> None:
-    with pytest.raises(UsageError, match=f"no argument {name}{hint}"):
+    with pytest.raises(UsageError, match=f"not have the argument {name}{hint}"):
         refuse_unknown_arguments({name: 1, "tasks": 2, "retainedCheckpoints": 3})
 
 
@@ -352,7 +353,7 @@ def test_an_option_may_be_given_in_the_code_by_its_key() -> None:
 
 
 def test_the_objects_that_observe_a_query_are_no_settings() -> None:
-    with pytest.raises(UsageError, match="has no argument metrics, on_progress"):
+    with pytest.raises(UsageError, match="does not have the argument metrics, on_progress"):
         refuse_unknown_arguments({"metrics": Metrics(), "on_progress": print})
 
 
@@ -361,7 +362,9 @@ def test_observers_are_given_once_in_a_query() -> None:
     first = Observers(seen.append)
     assert Observers(seen.append, metrics) == Observers(metrics=metrics).after(first)
     assert first == first.after(NO_OBSERVERS) == NO_OBSERVERS.after(first) == first.after(first)
-    with pytest.raises(UsageError, match="on_progress differs here from an operator before"):
+    with pytest.raises(
+        UsageError, match="on_progress differs from the value of an earlier operator"
+    ):
         Observers(print).after(first)
-    with pytest.raises(UsageError, match="metrics differs here"):
+    with pytest.raises(UsageError, match="metrics differs from"):
         Observers(metrics=metrics).after(Observers(metrics=Metrics()))

@@ -15,7 +15,7 @@ from statelog.spark.rows.spark_versions import offered
 from statelog.spark.stream.stateful_stream import RECORDED, REFUSED, SHOWN, StatefulStream
 
 OWN = {
-    "groupBy": "for another stateful operator", "groupby": "the same", "isStreaming": "it is true",
+    "groupBy": "for a further stateful operator", "groupby": "the same", "isStreaming": "it is true",
     "observe": "values for each micro-batch", "na": "goes through fillna, dropna and replace",
     "sparkSession": "the session", "transform": "calls the function", "writeStream": "the writer",
 }  # fmt: skip
@@ -41,12 +41,12 @@ def test_methods_that_cannot_work_are_rejected_by_name(name: str) -> None:
     [
         (
             "union",
-            "Spark unites no stream with a batch frame.*unite the streams before the operator",
+            "Spark cannot union a stream with a batch frame.*combine the streams before the operator",
         ),
-        ("unionByName", "Spark unites no stream with a batch frame"),
-        ("exists", "Spark allows no stream in a subquery"),
-        ("scalar", "Spark allows no stream in a subquery"),
-        ("limit", "it needs state of Spark's own"),
+        ("unionByName", "Spark cannot union a stream with a batch frame"),
+        ("exists", "Spark does not allow streams in a subquery"),
+        ("scalar", "Spark does not allow streams in a subquery"),
+        ("limit", "it needs Spark's own state"),
         ("sort", "it needs all rows"),
     ],
 )
@@ -73,7 +73,7 @@ def test_an_ungrouped_frame_of_connect_is_rejected() -> None:
 def test_a_session_of_connect_is_refused_on_spark_3_5(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_versions, "SPARK", (3, 5))
     session = on_connect("SparkSession", "pyspark.sql.connect.session")
-    said = r"^a session of Spark Connect is not offered on Spark 3\.5: it needs Spark 4\.0 or later"
+    said = r"^a session of Spark Connect is not available on Spark 3\.5: it requires Spark 4\.0 or later"
     for call in (client_of, disable):
         with pytest.raises(UsageError, match=said):
             call(session)
@@ -94,7 +94,7 @@ def test_an_ungrouped_frame_is_rejected() -> None:
         ),
         ({"timeMode": "Lunch"}, 'timeMode must be one of "None", "ProcessingTime", "EventTime"'),
         ({"outputMode": 3}, "outputMode must be one of"),
-        ({"stateLocaton": "x"}, "no argument stateLocaton; did you mean 'stateLocation'"),
+        ({"stateLocaton": "x"}, "not have the argument stateLocaton; did you mean 'stateLocation'"),
     ],
 )
 def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> None:

@@ -66,7 +66,7 @@ def test_the_driver_finds_the_error_of_a_task_in_sparks_text() -> None:
 def test_a_cancelled_job_is_reported_with_its_cause(text: str, cause: str) -> None:
     reported = cause_of(RuntimeError(text), PROCESSOR, 7)
     assert isinstance(reported, UnavailableError)
-    assert f"was cancelled, and not by the query's stop(): {cause}. Nothing" in reported.message
+    assert f"was cancelled, but not by the query's stop(): {cause}. Nothing" in reported.message
 
 
 class UsersError(FencedError):
@@ -101,7 +101,7 @@ def test_the_processors_lines_are_bounded_and_leave_statelogs_out() -> None:
         ends_of_process_are_errors(deep)(100)
     except Exception as error:
         lines = processor_lines(error)
-    assert "lines left out" in lines and "pickle.loads" in lines
+    assert "lines omitted" in lines and "pickle.loads" in lines
     assert "worker/failures.py" not in lines
     assert len(lines.split("\n")) < 70
     assert processor_lines(None) == processor_lines(ValueError("never raised")) == ""

@@ -97,7 +97,7 @@ def failure(
         (None, "it yields None: `yield Row(customer=..., total=...)`"),
         (
             Row(customer="ann", total="many"),
-            "output column 'total' (int64) cannot hold 'many' of Row(customer='ann', total='many')",
+            "output column 'total' (int64) cannot store 'many' of Row(customer='ann', total='many')",
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_an_unfit_row_is_reported_with_its_key(
     assert message.startswith(
         f"Faulty.handleInputRows failed for key ('{BAD}',) in batch 0: {what}"
     )
-    assert message.count("Nothing of this batch was committed; the state is as before it") == 1
+    assert message.count("Nothing of this batch was committed; the state is unchanged") == 1
 
 
 def test_a_row_of_a_timer_is_reported_with_its_key(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_row_that_is_returned_says_yield(tmp_path: Path, item: Any, what: str)
     ("item", "how", "what"),
     [
         ({"customer": ["ann"]}, "yield",
-         "it yields the dict {'customer': ['ann']}: `yield pd.Data"),
+         "it yields the dict {'customer': ['ann']}: write `yield pd.Data"),
         (pd.DataFrame({"customer": ["ann"]}), "yield", "a frame of (customer str"),
         (pd.DataFrame({"customer": ["a"]}), "return", "it returned a DataFrame, not an iterator"),
     ],
@@ -166,7 +166,7 @@ class FaultyColumns(ColumnarProcessor):
 @pytest.mark.parametrize(
     ("item", "how", "what"),
     [
-        (5, "yield", "the output takes a pyarrow table, "),
+        (5, "yield", "the output must be a pyarrow table, "),
         (pa.table({"customer": ["ann"]}), "yield", "the output has the columns customer, total; "),
         (pa.table({"customer": ["ann"]}), "return", "it returned a Table, not an iterator of tab"),
     ],

@@ -363,7 +363,7 @@ def test_a_variable_made_anew_does_not_see_the_one_that_was_deleted() -> None:
 def test_changes_without_a_schema_or_with_a_later_one_are_refused() -> None:
     codec = codec_of(NUMBER)
     change = codec.encode({0: [{(1,): (5,)}]}).values[0].as_py()
-    with pytest.raises(CorruptionError, match="before any state schema"):
+    with pytest.raises(CorruptionError, match="precedes the state schema"):
         codec.reader().decode([0], [change])
     later = codec_of(NUMBER, generation=1).metadata_change()
     with pytest.raises(CorruptionError, match="generation 1"):

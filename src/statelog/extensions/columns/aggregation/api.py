@@ -46,7 +46,7 @@ _SPARKS: Final = {
     "last": ("last", "last_value", "max_by"),
     "approx_count_distinct": ("approx_count_distinct",),
 }
-"""The names of Spark's functions that each aggregate takes the place of."""
+"""The names of the Spark functions that each aggregate replaces."""
 
 
 @names_settings
@@ -60,7 +60,7 @@ def aggregate(
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
     """
-    Keep running aggregates by key, and by window of event time.
+    Compute running aggregates by key, and by window of event time.
 
     The results have the types that Spark's own functions give them.  Output columns are the keys,
     then the aggregates.
@@ -94,14 +94,14 @@ def aggregate(
     mode = mode_of("outputMode", outputMode, OUTPUT_MODES)
     if mode == "complete":
         raise UsageError(
-            "outputMode Complete would send the results of all keys in each micro-batch: use Update, "
+            "outputMode Complete would output the results of all keys in each micro-batch: use Update, "
             "and read all results with statelog.open(...) or spark.read.format('statelog')"
         )
     _check_settings(settings)
     functions = named_aggregates(aggregates)
     if settings.get("inputColumns") is not None:
         raise UsageError(
-            "aggregate reads the columns that its aggregates name: remove inputColumns"
+            "aggregate reads exactly the columns that its aggregates name: remove inputColumns"
         )
     session = session_of(grouped)
     client = client_of(session)
@@ -141,7 +141,7 @@ def _pre_aggregated(plan: AggregationPlan) -> PreAggregated:
 def _no_end(plan: AggregationPlan) -> UsageError:
     names = ", ".join(plan.keyed.key_schema.names)
     return UsageError(
-        f"outputMode Append needs an end of each key, and those of ({names}) have none: call "
+        f"outputMode Append requires that each key ends, but keys of ({names}) do not: call "
         "withWatermark on the input and group by window(...) of that column, or by the column; or use "
         "Update"
     )
@@ -156,7 +156,7 @@ def named_aggregates(values: Sequence[object]) -> dict[str, Aggregate]:
         aggregate = _aggregate(value)
         if aggregate.name is None:
             raise UsageError(
-                f"aggregate: {aggregate!r} needs a name for its output column: "
+                f"aggregate: {aggregate!r} requires a name for its output column: "
                 f"{aggregate!r}.alias('...')"
             )
         if aggregate.name in aggregates:
@@ -169,7 +169,7 @@ def _check_settings(settings: Mapping[str, object]) -> None:
     for name, near in unknown_arguments(settings).items():
         hint = f"; did you mean the setting {near}?" if near else ""
         raise UsageError(
-            f"aggregate: {name} is not a setting{hint}. An output column is named by "
+            f"aggregate: {name} is not a setting{hint}. Name an output column with "
             f"F.count().alias('n'), before the settings"
         )
 
@@ -180,8 +180,8 @@ def _aggregate(value: object) -> Aggregate:
     text = f"{value!r:.80}"
     if isinstance(value, Column) or is_connect(value):
         raise UsageError(
-            f"aggregate: {text} is an expression of Spark; aggregate takes those of statelog.spark.functions, "
-            f"which know how to combine results over micro-batches. {_instead_of(str(value))}"
+            f"aggregate: {text} is a Spark expression; aggregate takes functions of statelog.spark.functions, "
+            f"which can combine results across micro-batches. {_instead_of(str(value))}"
         )
     raise UsageError(
         f"aggregate: {text} is not an aggregate of statelog.spark.functions, such as F.count().alias('n') or "
@@ -190,7 +190,7 @@ def _aggregate(value: object) -> Aggregate:
 
 
 def _instead_of(expression: str) -> str:
-    """Return what takes the place of an expression of Spark, given as text."""
+    """Return the replacement for a Spark expression in text form."""
     call = re.search(r"\b([a-z_]+)\((.*)\)", expression, re.DOTALL)
     function, argument = ("", "") if call is None else call.groups()
     ours = next((name for name, sparks in _SPARKS.items() if function in sparks), None)

@@ -1,5 +1,5 @@
 """
-The aggregate functions, by which `aggregate` names what it keeps.
+The aggregate functions for `aggregate`.
 
 Columns are names, or expressions of Spark over the grouped frame.
 """
@@ -39,23 +39,23 @@ class Aggregate:
     kind: AggregateKind
     arguments: tuple[ColumnOrName, ...] = ()
     of_row: Callable[[Sequence[str]], AggregateKind] | None = None
-    """Makes the rules from the names of all columns of the frame, which then follow the arguments."""
+    """Creates the rules from the names of all columns, which are appended to the arguments."""
     name: str | None = None
-    """The name of its output column."""
+    """The name of the aggregate's output column."""
     call: str = ""
-    """The text of the call that made it."""
+    """The text of the call that created the aggregate."""
 
     def __post_init__(self) -> None:
         for argument in self.arguments:
             if not (isinstance(argument, Column | str) or is_connect(argument)):
                 raise UsageError(
-                    f"{self.kind.title} takes names of columns and expressions, not {argument!r}"
+                    f"{self.kind.title} takes column names and expressions, not {argument!r}"
                 )
 
     def alias(self, name: str) -> Aggregate:
         """Return the aggregate with the name of its output column."""
         if not isinstance(name, str) or not name:
-            raise UsageError(f"{self.kind.title}: alias takes the name of a column, not {name!r}")
+            raise UsageError(f"{self.kind.title}: alias takes a column name, not {name!r}")
         return replace(self, name=name)
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class Aggregate:
 
 
 def _written(function: Callable[P, Aggregate]) -> Callable[P, Aggregate]:
-    """Return a function whose aggregates know the text of their call."""
+    """Return the function, with aggregates that record the text of their call."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Aggregate:
@@ -110,7 +110,7 @@ def sum_(column: ColumnOrName) -> Aggregate:
 @_written
 def min_(column: ColumnOrName) -> Aggregate:
     """
-    Keep the least value.
+    Keep the smallest value.
 
     Example:
         aggregate(events.groupBy("customer"), F.min("amount").alias("least"))
@@ -124,7 +124,7 @@ def min_(column: ColumnOrName) -> Aggregate:
 @_written
 def max_(column: ColumnOrName) -> Aggregate:
     """
-    Keep the greatest value.
+    Keep the largest value.
 
     Example:
         aggregate(events.groupBy("customer"), F.max("amount").alias("greatest"))
@@ -152,7 +152,7 @@ def mean(column: ColumnOrName) -> Aggregate:
 @_written
 def variance(column: ColumnOrName) -> Aggregate:
     """
-    Return the aggregate that is the sample variance of the values.
+    Compute the sample variance of the values.
 
     Example:
         aggregate(events.groupBy("customer"), F.variance("amount").alias("variance"))
@@ -166,7 +166,7 @@ def variance(column: ColumnOrName) -> Aggregate:
 @_written
 def first(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     """
-    Keep the value of the row in which another column is least.
+    Keep the value of the row with the smallest value in another column.
 
     Example:
         aggregate(events.groupBy("customer"), F.first("amount", by="at").alias("first"))
@@ -182,7 +182,7 @@ def first(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
 @_written
 def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     """
-    Keep the value of the row in which another column is greatest.
+    Keep the value of the row with the largest value in another column.
 
     Example:
         aggregate(events.groupBy("customer"), F.last("amount", by="at").alias("last"))
@@ -198,7 +198,7 @@ def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
 @_written
 def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
     """
-    Keep the row in which a column is greatest, as a struct.
+    Keep the row with the largest value in a column, as a struct.
 
     Example:
         aggregate(events.groupBy("customer"), F.latest_row("at", "amount").alias("newest"))
@@ -216,7 +216,7 @@ def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
 @_written
 def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggregate:
     """
-    Keep the values of the rows in which another column is greatest, greatest first.
+    Keep the values of the rows with the largest values in another column, largest first.
 
     Example:
         aggregate(events.groupBy("customer"), F.top_k("amount", 3).alias("largest"))
@@ -228,7 +228,7 @@ def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggre
             do not count.
     """
     if type(k) is not int or k < 1:
-        raise UsageError(f"top_k: k={k!r}; it is the number of values to keep, at least 1")
+        raise UsageError(f"top_k: k={k!r}; it must be the number of values to keep, at least 1")
     return Aggregate(TopK(k), (column if by is None else by, column))
 
 

@@ -57,23 +57,23 @@ class AggregateKind(Protocol):
 
     @property
     def title(self) -> str:
-        """The function's name, for messages."""
+        """The function's name in messages."""
 
     def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
         """
-        Return the rules for arguments of these types; reject those that the function does not take.
+        Return the rules for these argument types; reject types that the function does not accept.
 
         *is_ansi*: whether Spark reports an overflow as an error.
         """
 
     def whole(self, arguments: Sequence[str]) -> str:
-        """Return the same aggregate as SQL of Spark, over all rows at once."""
+        """Return the same aggregate as Spark SQL, over all rows at once."""
 
     def partials(self, arguments: Sequence[str]) -> Mapping[str, str]:
-        """Return the parts of the state as SQL of Spark, over the rows of one micro-batch."""
+        """Return the parts of the state as Spark SQL, over the rows of one micro-batch."""
 
     def combine(self, left: Parts, right: Parts) -> Parts:
-        """Return the state of two runs of rows, element by element."""
+        """Combine the states of two groups of rows, element by element."""
 
     def result(self, state: Parts, kind: pa.DataType) -> pa.Array:
         """Return the values of the aggregate, in the type that Spark gives it."""
@@ -81,7 +81,7 @@ class AggregateKind(Protocol):
 
 def is_after(left: pa.Array, right: pa.Array) -> pa.Array:
     """
-    Return where *left* is greater than *right*; False where one of them is null.
+    Return where *left* is greater than *right*; False where either is null.
 
     As in Spark, NaN is greater than every other number and equal to itself.
     """
@@ -93,7 +93,7 @@ def is_after(left: pa.Array, right: pa.Array) -> pa.Array:
 
 def replaces(new: pa.Array, old: pa.Array, *, is_least: bool, is_tie_new: bool = False) -> pa.Array:
     """
-    Return where a new value is kept instead of an old one, the least or the greatest.
+    Return where a new value replaces an old one as the smallest or the largest.
 
     A null replaces no value, and any value replaces a null.  *is_tie_new*: whether a new value
     replaces an equal one.
@@ -105,7 +105,7 @@ def replaces(new: pa.Array, old: pa.Array, *, is_least: bool, is_tie_new: bool =
 
 def added(left: pa.Array, right: pa.Array, *, is_ansi: bool) -> pa.Array:
     """
-    Return the sums of two columns of longs, doubles or decimals; one value alone is the sum.
+    Add two columns of longs, doubles or decimals; if one value is null, return the other.
 
     A sum of longs that overflows raises `pyarrow.ArrowInvalid` in ANSI mode; else it wraps, as in
     Spark.
@@ -123,7 +123,7 @@ def added(left: pa.Array, right: pa.Array, *, is_ansi: bool) -> pa.Array:
 
 
 def _decimals_added(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Return the sums in the same type; null where they do not fit."""
+    """Return the sums in the same type; null where a sum does not fit."""
     kind = left.type
     wide = pa.decimal256(kind.precision, kind.scale)
     sums = pc.add(left.cast(wide), right.cast(wide))
@@ -159,7 +159,7 @@ def is_ordered(kind: DataType) -> bool:
 
 def check_ordered(title: str, kind: DataType, verb: str = "orders") -> None:
     """
-    Reject a type whose values Arrow does not order as Spark does.
+    Reject a type whose values Arrow orders differently from Spark.
 
     *verb* says what *title* does.
     """
@@ -172,7 +172,7 @@ def check_ordered(title: str, kind: DataType, verb: str = "orders") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
-    """The least or the greatest value that is not null."""
+    """The smallest or the largest value that is not null."""
 
     is_least: bool
 
@@ -201,7 +201,7 @@ class Extreme:
 @dataclass(frozen=True, slots=True)
 class ValueBy:
     """
-    The value of the row in which another column is least or greatest.
+    The value of the row with the smallest or largest value in another column.
 
     The arguments are that column, then the values.  Rows in which that column is null do not count;
     a value that is null does.  With *names* the result is a struct of all values.
@@ -247,7 +247,7 @@ class ValueBy:
 @dataclass(frozen=True, slots=True)
 class TopK:
     """
-    The values of the *k* rows with the greatest of another column, greatest first.
+    The values of the *k* rows with the largest values in another column, largest first.
 
     The arguments are that column and the value.  Of rows with equal ones, those with the greater
     value are kept; rows of earlier micro-batches where values are not ordered, in Spark as in
@@ -298,14 +298,14 @@ class TopK:
 
 
 def _flat(lists: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return the elements of a column of lists, and for each the row that it is of."""
+    """Return the elements of a list column, and the row of each element."""
     return pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
 
 
 def _by_rank(
     owner: npt.NDArray[np.int64], rows: pa.Array, names: Sequence[str]
 ) -> npt.NDArray[np.int64]:
-    """Return the order of rows by owner, then greatest first, by these of their fields."""
+    """Return the order of rows by owner, and within an owner by *fields*, largest first."""
     columns: dict[str, pa.Array] = {"owner": pa.array(owner)}
     keys = [("owner", "ascending")]
     for name in names:
@@ -324,14 +324,14 @@ def _by_rank(
 
 
 def _check_numbers(title: str, kind: DataType) -> None:
-    """Raise `UsageError` for values that Spark cannot add, or adds as intervals."""
+    """Raise `UsageError` for values that Spark cannot add or adds as intervals."""
     if not isinstance(kind, NumericType | StringType):
         raise UsageError(f"{title} takes numbers, not {kind.simpleString()}: cast the column")
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The number of rows, or of those in which an argument is not null."""
+    """The number of rows, or of rows in which an argument is not null."""
 
     title: str = "count"
 
@@ -394,7 +394,7 @@ class Sum(_OfNumbers):
 
 
 def _decimal_sums(left: Parts, right: Parts, title: str, *, is_ansi: bool) -> Parts:
-    """Return the sums of decimals, always null after an overflow; an error in ANSI mode."""
+    """Return the sums of decimals, permanently null after an overflow; raise in ANSI mode."""
     before = pc.fill_null(left["some"], False)
     has_value = pc.or_(before, right["some"])
     sums = added(left["sum"], right["sum"], is_ansi=is_ansi)
@@ -503,11 +503,11 @@ _HASHED = "CASE WHEN {0} IS NOT NULL THEN xxhash64({0}) END"
 
 
 def log_of_buckets(rsd: float) -> int:
-    """Return log2 of the buckets for a relative standard deviation, if a sketch has it."""
+    """Return log2 of the number of buckets for a relative standard deviation."""
     log_buckets = math.ceil(2 * math.log2(1.04 / rsd)) if 0 < rsd < 1 else 0
     if rsd >= 1 or rsd <= 0 or log_buckets > _MOST:
         raise UsageError(
-            f"approx_count_distinct: rsd={rsd!r}; the relative standard deviation is a number from "
+            f"approx_count_distinct: rsd={rsd!r}; the relative standard deviation must be a number from "
             f"{1.04 / 2 ** (_MOST / 2):.4f} to below 1"
         )
     return max(log_buckets, _LEAST)

@@ -1,5 +1,5 @@
 """
-Plan the aggregates of one call: columns that flow, partial results, state and output.
+Plan the aggregates of one call: input columns, partial results, state and output.
 
 Spark itself computes all types, by analysing the aggregation it would run.
 """
@@ -58,7 +58,7 @@ class AggregationPlan:
     event_time: int | None
 
     def over_batch(self) -> DataFrame:
-        """Return the aggregates over a batch frame, by Spark alone."""
+        """Compute the aggregates over a batch frame with Spark alone."""
         names = self.output.names
         columns = [
             expr(sql).alias(name) for sql, name in zip(self.wholes, self._results, strict=True)
@@ -75,7 +75,7 @@ class AggregationPlan:
 
 
 def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> AggregationPlan:
-    """Plan the aggregates of a grouped frame, by the names of their output columns."""
+    """Plan the aggregates of a grouped frame, keyed by output column name."""
     frame = grouping.frame
     key_schema = _key_schema(grouping)
     keys = tuple(f"{_KEY}{number}" for number in range(len(grouping.columns)))
@@ -168,14 +168,14 @@ def _key_schema(grouping: Grouping) -> StructType:
     for field in schema:
         if _SESSION_WINDOW in field.metadata or field.name == "session_window":
             raise UsageError(
-                "aggregate takes tumbling and sliding windows, not session_window: its windows grow "
+                "aggregate takes tumbling and sliding windows, not session_window: session windows grow "
                 "with later rows. Use a processor with timers, see docs/how-to/spark.md"
             )
     return schema
 
 
 def _event_time(keys: StructType) -> int | None:
-    """Return the position of the key with the watermark."""
+    """Return the position of the key column with the watermark."""
     name = event_time_column(keys)
     if name is None:
         return None
@@ -194,7 +194,7 @@ def _arguments(aggregate: Aggregate, frame: DataFrame) -> list[Column]:
 
 
 def _bound(aggregate: Aggregate, frame: DataFrame) -> AggregateKind:
-    """Return the kind, with the names of all columns where none was named."""
+    """Return the kind; fill in the names of all columns if none was named."""
     return aggregate.kind if aggregate.of_row is None else aggregate.of_row(frame.columns)
 
 
@@ -219,6 +219,6 @@ def _check_names(names: Sequence[str], what: str) -> None:
     twice = sorted({name for name in names if lower.count(name.lower()) > 1})
     if twice:
         raise UsageError(
-            f"aggregate: the {what} would have several columns {', '.join(twice)}: give the "
-            "aggregates other names, or alias the keys"
+            f"aggregate: the {what} would have duplicate columns {', '.join(twice)}: give the "
+            "aggregates different names, or alias the keys"
         )

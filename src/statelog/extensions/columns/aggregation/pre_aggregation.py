@@ -1,5 +1,5 @@
 """
-Aggregate a micro-batch's rows in Spark with one shuffle, straight to the tasks that own the keys.
+Aggregate a micro-batch's rows in Spark, with one shuffle to the tasks that own the keys.
 
 `PreAggregation` is a value of names and SQL text, because a server of Spark Connect gets it
 pickled.
@@ -41,7 +41,7 @@ from statelog.spark.rows.spark_versions import hashed_to
 _SCAN: Final = "Scan ExistingRDD"
 _LOGICAL: Final = "LogicalRDD"
 _SCANNED: Final = ("output", "outputPartitioning", "outputOrdering")
-"""What a scan knows of the rows besides their RDD; both nodes have these names."""
+"""The fields of a scan besides its RDD; both nodes use these names."""
 
 _BELOW: Final = frozenset({"Sort", "WholeStageCodegen"})
 _ABOVE: Final = _BELOW | {
@@ -63,7 +63,7 @@ task and two took the same time at 300,000 events, with some 18 ms of work."""
 @dataclass(frozen=True, slots=True)
 class PreAggregation:
     """
-    The partial results of a micro-batch by key: key columns, and SQL with the names of results.
+    The partial results of a micro-batch by key: key columns, and named SQL expressions.
 
     It is an `InputReduction`.
     """
@@ -75,25 +75,25 @@ class PreAggregation:
     partials: tuple[tuple[str, str], ...]
 
     def reducer(self, groups: KeyGroupRange) -> PreAggregator:
-        """Return what aggregates the micro-batches of the operator with these key groups."""
+        """Return the aggregator for the micro-batches of an operator with these key groups."""
         return PreAggregator(self, groups)
 
     def grouped(self, frame: DataFrame, groups: KeyGroupRange) -> DataFrame:
-        """Return the partial results of a micro-batch by key with their key group, in any order."""
+        """Return a micro-batch's partial results by key, with their key group, in any order."""
         results = frame.groupBy(*self.keys).agg(*map(expr, self.results()))
         return results.selectExpr(*self.task_columns(groups))
 
     def results(self) -> list[str]:
-        """Return SQL of the partial results, one row for each key."""
+        """Return the SQL of the partial results, one row per key."""
         return [f"{text} AS {name}" for text, name in self.partials]
 
     def task_columns(self, groups: KeyGroupRange) -> list[str]:
-        """Return SQL of the columns of a task's input, made of what is grouped."""
+        """Return the SQL of a task's input columns over the grouped columns."""
         names = (name for _, name in self.partials)
         return [f"{self.key_group(groups)} AS {INPUT_KEY_GROUP_COLUMN}", *self.keys, *names]
 
     def key_group(self, groups: KeyGroupRange) -> str:
-        """Return SQL of the key group of a key."""
+        """Return the SQL of a key's key group."""
         group = f"cast(pmod(xxhash64({', '.join(self.keys)}), {len(groups)}) as int)"
         return f"{group} + {groups.start}" if groups.start else group
 
@@ -121,7 +121,7 @@ class PreAggregator:
         return by_task(grouped, tasks, self._groups)
 
     def _with_one_shuffle(self, frame: DataFrame, tasks: int) -> DataFrame | None:
-        """Return the partial results by task; None where Spark has to shuffle them twice."""
+        """Return the partial results by task; None if Spark would have to shuffle twice."""
 
         def results() -> DataFrame:
             if tasks not in self._by_tasks:
@@ -135,7 +135,7 @@ class PreAggregator:
 @dataclass(frozen=True, slots=True)
 class PreAggregated:
     """
-    Spark aggregates the micro-batches before the tasks get them.
+    An input plan in which Spark aggregates micro-batches before the tasks read them.
 
     Args:
         frame: What flows into the aggregation, by position what flows out of it; its frame does not
@@ -151,7 +151,7 @@ class PreAggregated:
     def keyed(
         self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange, to_read: ColumnsToRead
     ) -> KeyedFrame:
-        """See `KeyedInputPlan`; Spark itself reads what it aggregates only."""
+        """See `KeyedInputPlan`; Spark itself reads only the columns that it aggregates."""
         return self.frame
 
     def event_time(self, source: KeyedInput) -> int | None:
@@ -191,7 +191,7 @@ class OneShuffle:
         self._schema: JavaObject | None = None
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """Return the results of a micro-batch, with one partition for each task."""
+        """Return a micro-batch's results, with one partition per task."""
         session = frame.sparkSession
         plan = None if self._kept_plan is None else self._kept_plan.over(frame)
         if plan is None:
@@ -205,7 +205,7 @@ class OneShuffle:
         return DataFrame(rows, session)
 
     def _planned(self, frame: DataFrame) -> JavaObject:
-        """Return Spark's plan of the results, with the shuffle by task."""
+        """Return Spark's plan for the results, with the shuffle by task."""
         grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
         results = grouped.selectExpr(self._columns)
         plan = executed_plan(frame.sparkSession, results)
@@ -223,7 +223,7 @@ class OneShuffle:
 
 
 def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:
-    """Return SQL over *keys* as an expression that finds them by position in a row."""
+    """Convert SQL over *keys* to an expression that finds them by position in a row."""
     session = frame.sparkSession
     jvm = jvm_of(frame.sparkSession)
     expressions = jvm.org.apache.spark.sql.catalyst.expressions
@@ -237,7 +237,7 @@ def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObj
 
 
 def _shuffle_of_aggregation(plan: JavaObject) -> JavaObject | None:
-    """Return the shuffle by hash between partial and final results; None in another plan."""
+    """Return the shuffle by hash between partial and final results; None for other plans."""
     node = plan
     name = _name(plan)
     final = ""
@@ -256,21 +256,21 @@ def _shuffle_of_aggregation(plan: JavaObject) -> JavaObject | None:
 
 
 def _shuffle_of(node: JavaObject) -> JavaObject:
-    """Return the shuffle of a plan that has one, below the final results."""
+    """Return the shuffle of a plan below its final results."""
     while node.nodeName() != SHUFFLE:
         node = node.children().head()
     return node
 
 
 def _name(node: JavaObject) -> str:
-    """Return the name of a node of a plan, without the number of a stage."""
+    """Return the name of a plan node, without a stage number."""
     name: str = node.nodeName()
     return name.partition(" (")[0]
 
 
 class KeptPlan:
     """
-    A physical plan over the rows of one micro-batch, for the rows of later ones.
+    A physical plan over one micro-batch's rows that later micro-batches can reuse.
 
     Spark takes longer to plan an aggregation than to copy its plan.
 
@@ -285,7 +285,7 @@ class KeptPlan:
 
     @classmethod
     def of(cls, plan: JavaObject, rows: DataFrame, copies: PlanCopies) -> KeptPlan | None:
-        """Keep a plan over *rows* without them; None if it is over something else than one RDD."""
+        """Keep a plan over *rows* without the rows; None unless it reads exactly one RDD."""
         leaf = plan
         while leaf.children().size() == 1:
             leaf = leaf.children().head()
@@ -296,7 +296,7 @@ class KeptPlan:
         return cls(copies.with_node(plan, leaf, emptied), emptied, copies)
 
     def over(self, rows: DataFrame) -> JavaObject | None:
-        """Return the plan over other rows; None if they have other columns or other partitions."""
+        """Return the plan over new rows; None if their columns or partitions differ."""
         scanned = _scanned_by(rows)
         if scanned is None:
             return None
@@ -310,6 +310,6 @@ class KeptPlan:
 
 
 def _scanned_by(rows: DataFrame) -> JavaObject | None:
-    """Return the RDD that a frame is, as a node of a logical plan; None if it is anything else."""
+    """Return the RDD of a frame as a logical plan node; None if the frame is not an RDD."""
     node = rows._jdf.queryExecution().analyzed()
     return node if node.getClass().getSimpleName() == _LOGICAL else None

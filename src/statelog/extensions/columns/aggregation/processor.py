@@ -1,4 +1,4 @@
-"""The processor of `aggregate`: partial results of a micro-batch in, combined with the state."""
+"""The processor of `aggregate`, which combines partial results with the state."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class AggregateProcessor(ColumnarProcessor):
         self._is_append = is_append
 
     def init(self, handle: ColumnarHandle) -> None:
-        """Ask for one variable with the state of all aggregates."""
+        """Create one variable with the state of all aggregates."""
         self._state = handle.getColumnState(STATE, self._schema)
         if self._event_time is not None:
             self._timers = handle.timers
@@ -98,7 +98,7 @@ class AggregateProcessor(ColumnarProcessor):
     def process(self, keys: Keys, rows: pa.Table, times: TimerValues) -> Tables:
         """Combine partial results with the state; return the results."""
         if rows.num_rows != len(keys):
-            raise InvariantError(f"{rows.num_rows} partial results of {len(keys)} keys")
+            raise InvariantError(f"{rows.num_rows} partial results for {len(keys)} keys")
         if self._event_time is not None:
             new = keys.take(~self._state.exists(keys))
             self._timers.register(new, ends_ms(new.columns[self._event_time]))
@@ -114,7 +114,7 @@ class AggregateProcessor(ColumnarProcessor):
 
 
 def ends_ms(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the first watermarks that end keys, given their event times or windows."""
+    """Return the lowest watermarks that end keys with these event times or windows."""
     times = one_array(column)
     if pa.types.is_struct(times.type):
         times = pc.struct_field(times, "end")

@@ -1,5 +1,5 @@
 """
-State in columns: each key has a slot, each variable a column of cells.
+State in columns: each key has a slot, and each variable has a column of cells.
 
     keys           the distinct keys of some rows, and the types in which a processor gets columns
     cell_column    the position of each slot's cell in a heap of entries

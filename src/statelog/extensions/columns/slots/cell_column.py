@@ -51,11 +51,11 @@ class CellColumn:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Memory use in bytes."""
         return self.heap.nbytes + self._rows.nbytes + self._pending.nbytes + self.first_ms.nbytes
 
     def reserve(self, capacity: int) -> None:
-        """Make room for at least this number of slots."""
+        """Reserve space for at least this number of slots."""
         if capacity > len(self._rows):
             more = max(capacity, 2 * len(self._rows)) - len(self._rows)
             self._rows = np.concatenate([self._rows, np.full(more, ABSENT, np.int64)])
@@ -66,7 +66,7 @@ class CellColumn:
     # --- reading ----------------------------------------------------------------------------------
 
     def positions(self, slots: RowNumbers) -> RowNumbers:
-        """Return the positions of cells with what is pending; `ABSENT` for no cell or no slot."""
+        """Return the cell positions including pending writes; `ABSENT` for no cell or no slot."""
         # A slot of -1 reads slot 0, and is overwritten below: no branch for each slot.
         safe = np.maximum(slots, 0)
         rows = self._rows[safe]
@@ -78,7 +78,7 @@ class CellColumn:
         return rows
 
     def live(self, slots: RowNumbers, now_ms: int) -> RowNumbers:
-        """Return positions as `positions` does; `ABSENT` for a cell that expired by *now_ms*."""
+        """Return positions like `positions`; `ABSENT` for a cell that expired by *now_ms*."""
         rows = self.positions(slots)
         if self.state.expires:
             rows[self.expiry_ms(rows) <= now_ms] = ABSENT
@@ -92,17 +92,17 @@ class CellColumn:
         return times
 
     def committed(self, slots: RowNumbers) -> RowNumbers:
-        """Return the positions of cells without what is pending."""
+        """Return the cell positions without pending writes."""
         return self._rows[slots]
 
     def count(self, slots: RowNumbers) -> int:
-        """Return how many of the slots have a cell, without what is pending."""
+        """Return how many of the slots have a cell, without pending writes."""
         return int(np.count_nonzero(self._rows[slots] >= 0))
 
     # --- writing ----------------------------------------------------------------------------------
 
     def put(self, slots: RowNumbers, columns: Sequence[pa.Array]) -> None:
-        """Write cells; of several for one slot the last counts."""
+        """Write cells; if a slot repeats, the last cell wins."""
         # Cells are appended, never overwritten, so the committed ones are intact until `fold`.
         positions = self.heap.append(columns)
         self._pending[slots] = positions
@@ -116,7 +116,7 @@ class CellColumn:
         self._written.append(np.unique(slots))
 
     def written(self) -> tuple[RowNumbers, RowNumbers]:
-        """Return the slots that were written, each once, and the positions of their cells."""
+        """Return the distinct slots that were written, and the positions of their cells."""
         if not self._written:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         # A slot may have been written several times; joined once, for all later calls.
@@ -126,13 +126,13 @@ class CellColumn:
         return slots, self._pending[slots]
 
     def forget_pending(self) -> None:
-        """Drop what is pending."""
+        """Discard pending writes."""
         for slots in self._written:
             self._pending[slots] = _UNCHANGED
         self._written = []
 
     def operations(self, keys: Sequence[pa.Array], positions: RowNumbers) -> pa.RecordBatch:
-        """Return changes in the columns of a log, for keys with the positions of their cells."""
+        """Return changes in the columns of a log, for keys and the positions of their cells."""
         ops = np.where(positions >= 0, OP_SET, OP_CLEAR).astype(np.int8)
         columns = [*keys, pa.array(ops), *self.heap.take(positions)]
         return pa.RecordBatch.from_arrays(columns, schema=self.state.schema)
@@ -174,7 +174,7 @@ class CellColumn:
             self.first_ms = first
 
     def compact(self, spare: int | None = None) -> None:
-        """Drop cells that no slot has, once they are many; nothing may be pending or staged."""
+        """Remove unused cells once there are many; nothing may be pending or staged."""
         if spare is None:
             if self.heap.count <= self._compact_at:
                 return

@@ -1,5 +1,5 @@
 """
-Keys beyond the memory budget, in sorted runs.
+Store keys that exceed the memory budget in sorted runs.
 
 Slots are kept for the keys that were used last.  The others are rows of `SortedRun`s, in files of
 the host where these are allowed, which are mapped and take no memory of the process.  A key that is
@@ -31,7 +31,7 @@ _log = logging.getLogger("statelog")
 
 
 class ColdRuns:
-    """The runs of one process, by key group."""
+    """The sorted runs of one process, by key group."""
 
     def __init__(self, layout: RowLayout, files: RunFiles | None) -> None:
         self._layout = layout
@@ -42,7 +42,7 @@ class ColdRuns:
         return bool(self._by_group)
 
     def place(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
-        """Make *table*, in the columns of a snapshot, all cold rows of some key groups."""
+        """Replace the cold rows of some key groups with *table*, in snapshot columns."""
         run = build_run(self._layout, key_groups, table)
         if self._files is not None and run.rows.num_rows:
             try:
@@ -64,7 +64,7 @@ class ColdRuns:
             self._by_group[key_group] = run
 
     def forget(self, key_groups: Iterable[int]) -> None:
-        """Drop the rows of some key groups."""
+        """Remove the rows of some key groups."""
         for key_group in key_groups:
             self._by_group.pop(key_group, None)
 
@@ -74,14 +74,14 @@ class ColdRuns:
         return 0 if run is None else run.live_count(key_group)
 
     def table(self, key_groups: KeyGroupRange) -> list[pa.Table]:
-        """Return the cold rows of some key groups in the columns of a snapshot."""
+        """Return the cold rows of some key groups in snapshot columns."""
         return [run.live_table(run_groups) for run, run_groups in self._runs(key_groups)]
 
     def take(
         self, hashes: Hashes, key_groups: npt.NDArray[np.int32]
     ) -> Iterator[tuple[pa.Table, Hashes]]:
         """
-        Yield the rows that some keys may have, with their hashes; they are cold no more.
+        Remove and yield the rows that may belong to some keys, with their hashes.
 
         A row of another key with the same hash may be among them.
         """
@@ -99,7 +99,7 @@ class ColdRuns:
     def take_due(
         self, key_groups: KeyGroupRange, column: int, until_ms: int
     ) -> Iterator[tuple[pa.Table, Hashes]]:
-        """Yield the rows with a timer in *column* up to *until_ms*; they are cold no more."""
+        """Remove and yield the rows with a timer in *column* up to *until_ms*."""
         for run, run_groups in self._runs(key_groups):
             due = run.due_rows(column, until_ms)
             start = run.span(run_groups.start).start
@@ -107,7 +107,7 @@ class ColdRuns:
             yield from self._move(run, due[(due >= start) & (due < stop)])
 
     def take_all(self, key_groups: KeyGroupRange) -> Iterator[tuple[pa.Table, Hashes]]:
-        """Yield all rows of some key groups; they are cold no more."""
+        """Remove and yield all rows of some key groups."""
         for key_group in key_groups:
             run = self._by_group.pop(key_group, None)
             if run is not None:
@@ -126,7 +126,7 @@ class ColdRuns:
             yield taken.drop_columns([HASH_COLUMN]), run.hashes[rows]
 
     def _runs(self, key_groups: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
-        """Return the runs of these key groups, with contiguous key groups of each."""
+        """Return the runs of these key groups, each with its contiguous key groups."""
         runs: list[tuple[SortedRun, list[int]]] = []
         for key_group in key_groups:
             run = self._by_group.get(key_group)

@@ -1,4 +1,4 @@
-"""What a columnar processor holds: its state variables and timers, for whole columns of keys."""
+"""State variables and timers of a columnar processor, for whole columns of keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statelog.state.schema import stored_field
 
 class ColumnState:
     """
-    A value for each key, given and taken as columns.
+    A value for each key, read and written as columns.
 
     Thread: the processor's.
     """
@@ -101,7 +101,7 @@ class ColumnTimers:
         self._change(self._table.add(keys), times, is_added=True)
 
     def delete(self, keys: Keys, times_ms: object) -> None:
-        """Remove a timer for each key, if there is one; arguments and errors as `register`."""
+        """Remove a timer for each key, if there is one; arguments and errors as in `register`."""
         slots = self._table.find(keys)
         times = _times(times_ms, len(keys))
         is_known = slots >= 0
@@ -152,13 +152,13 @@ class ColumnTimers:
 
 
 def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> list[pa.Array]:
-    """Return the columns of a table in the types of a schema, as they are stored."""
+    """Convert a table's columns to the types of a schema, as they are stored."""
     table = table_of(values, what)
     if length >= 0 and table.num_rows != length:
         raise UsageError(f"{what}: {table.num_rows} rows for {length} keys")
     if set(table.column_names) != set(schema.names) or len(table.column_names) != len(schema):
         raise UsageError(
-            f"{what} has the columns {', '.join(schema.names)}; the table given has "
+            f"{what} has the columns {', '.join(schema.names)}, but the table has "
             f"{', '.join(table.column_names) or 'none'}"
         )
     columns = []
@@ -174,13 +174,13 @@ def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> lis
             ) from error
         whole = one_array(cast, f"{what}, field {field.name!r}")
         if null := _forbidden_null(field, whole):
-            raise UsageError(f"{what}: field {null!r} is NOT NULL, and has a null")
+            raise UsageError(f"{what}: field {null!r} is NOT NULL but contains a null")
         columns.append(whole)
     return columns
 
 
 def _forbidden_null(field: pa.Field, column: pa.Array) -> str:
-    """Return the path of a NOT NULL field, or one inside of it, with a null; "" for none."""
+    """Return the path of the first NOT NULL field that contains a null; "" for none."""
     if field == stored_field(field):
         return ""  # nothing in it is NOT NULL
     if not field.nullable and column.null_count:
@@ -211,7 +211,7 @@ def _times(times_ms: object, length: int) -> npt.NDArray[np.int64]:
         raise UsageError(f"timers take times in milliseconds as whole numbers: {error}") from error
     if len(times) != length or times.null_count:
         raise UsageError(
-            f"{len(times)} times, {times.null_count} of them null, were given for {length} keys"
+            f"got {len(times)} times, {times.null_count} of them null, for {length} keys"
         )
     numbers: npt.NDArray[np.int64] = times.to_numpy()
     return numbers

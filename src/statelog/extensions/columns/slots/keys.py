@@ -1,5 +1,5 @@
 """
-The distinct keys of some rows in columns, and the types in which a processor gets columns.
+The distinct keys of some rows in columns, and the column types for processors.
 
 Spark sends rows in the session's time zone, and fields inside of them may be NOT NULL.  State is
 stored in UTC, and any field of it may be null.  Arrow combines columns of equal types only, so a
@@ -26,7 +26,7 @@ _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 
 class Keys:
     """
-    Distinct keys, and where the rows of each are.
+    Distinct keys, and the positions of their rows.
 
     A columnar processor gets it with the rows, and names by it the keys whose state it reads and
     writes.  `len(keys)` is the number of keys; `keys["customer"]` one column of `table`.
@@ -58,9 +58,9 @@ class Keys:
         self.zone = "UTC"
         """The time zone of points in time in `table`."""
         self.slots: RowNumbers | None = None
-        """Where the state of the keys is, once it was looked up; -1 for a key without any."""
+        """The slots of the keys, after a look-up; -1 for a key without state."""
         self.origin: tuple[Keys, RowNumbers] | None = None
-        """For keys that may repeat: distinct keys, and which of them each one is."""
+        """For keys that may repeat: the distinct keys, and each key's index in them."""
 
     def __len__(self) -> int:
         return len(self.key_groups)
@@ -73,7 +73,7 @@ class Keys:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The keys, one row each."""
+        """The keys, one row per key."""
         return zoned_table(pa.Table.from_arrays(self.columns, schema=self.schema), self.zone)
 
     @property
@@ -83,7 +83,7 @@ class Keys:
 
     @property
     def hashes(self) -> Hashes:
-        """The 64-bit hash of each key, the one that its key group is made of."""
+        """The 64-bit hash of each key, from which its key group is computed."""
         if self._hashes is None:
             self._hashes = hash_columns(self.columns, self.schema)
         return self._hashes
@@ -130,19 +130,19 @@ class Keys:
 
 
 def zoned_field(field: pa.Field, zone: str) -> pa.Field:
-    """Return *field* in the type in which a processor gets it."""
+    """Return *field* with the type that a processor receives."""
     stored = stored_field(field)
     return stored.with_type(_in_zone(stored.type, zone))
 
 
 def zoned(column: _Column, zone: str) -> _Column:
-    """Return a column in the type in which a processor gets it; its values are not copied."""
+    """Convert a column to the type that a processor receives, without copying values."""
     kind = zoned_field(pa.field("", column.type), zone).type
     return column if column.type == kind else column.cast(kind)
 
 
 def zoned_table(table: pa.Table, zone: str) -> pa.Table:
-    """Return a table in the types in which a processor gets it."""
+    """Convert a table to the types that a processor receives."""
     fields = [zoned_field(field, zone) for field in table.schema]
     return pa.Table.from_arrays(
         [zoned(column, zone) for column in table.columns], schema=pa.schema(fields)
@@ -150,7 +150,7 @@ def zoned_table(table: pa.Table, zone: str) -> pa.Table:
 
 
 def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
-    """Return a type with its points in time in a zone."""
+    """Return a type with its points in time in a time zone."""
     if pa.types.is_timestamp(kind):
         return kind if kind.tz is None else pa.timestamp(kind.unit, zone)
     return with_fields(kind, lambda field: field.with_type(_in_zone(field.type, zone)))

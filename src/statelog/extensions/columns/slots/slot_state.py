@@ -1,5 +1,5 @@
 """
-State as columns, which one process holds for a columnar processor.
+Columnar state of a processor in one process.
 
 Snapshots and changes are the same as of `KeyedState`: a processor of Rows and a columnar one can
 take over each other's state, as long as it consists of values and timers.  A change replaces the
@@ -54,14 +54,14 @@ class SlotState(StateCache[Writes]):
         state_handle_id: str,
         key_group_range: KeyGroupRange,
     ) -> None:
-        """Keep what is pending of an attempt for the next `catch_up`."""
+        """Keep an attempt's pending writes for the next `catch_up`."""
         writes = self.table.writes()
         self._staged.append(
             Staged(checkpoint_id, base_id, state_handle_id, key_group_range, writes)
         )
 
     def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
-        """Return the number of state entries of each key group, without what is pending."""
+        """Return the number of state entries of each key group, without pending writes."""
         return self.table.entry_counts(key_group_range)
 
     def object_count(self) -> int:
@@ -69,7 +69,7 @@ class SlotState(StateCache[Writes]):
         return 0
 
     def end_snapshot(self, snapshot: MaterializedHandle) -> None:
-        """Do nothing: there are no local files to name after a snapshot."""
+        """Do nothing: there are no local files to rename after a snapshot."""
 
     def expire_incrementally(self, key_group_range: KeyGroupRange, now_ms: int) -> int:
         """Remove some expired cells; return how many."""

@@ -1,5 +1,5 @@
 """
-The cells of some key groups in columns, and what a micro-batch changes in them.
+The cells of some key groups in columns, and a micro-batch's changes to them.
 
 Each key has a slot, and each variable a column of cells by slot, so that no key, row or value is a
 Python object.  What is written is pending until `fold`.  Beyond a limit of memory, keys that were
@@ -41,7 +41,7 @@ from statelog.state.kinds.kind import OP_CLEAR, RowNumbers
 _FIRST_SLOTS: Final = 1024
 _SPARE_SLOTS: Final = 65_536
 _COPIES: Final = 5
-"""Bytes of slots per byte of a table, with the spare room for growth."""
+"""Bytes of slots per byte of a table, including spare capacity for growth."""
 
 Writes = dict[int, tuple[RowNumbers, RowNumbers]]
 """By state id: slots, and the positions of their new cells."""
@@ -68,7 +68,7 @@ class SlotTable:
             if not state.kind.replaces:
                 raise UsageError(
                     f"state {state.descriptor.name!r} is a {state.descriptor.kind_text} state, which "
-                    "a columnar processor cannot hold; delete it with "
+                    "a columnar processor does not support; delete it with "
                     f"handle.deleteIfExists({state.descriptor.name!r}), or use a processor of Rows"
                 )
         self.codec = codec
@@ -103,7 +103,7 @@ class SlotTable:
 
     def _without_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
         """
-        Return which slots are -1 or have no cell.
+        Return which slots are -1 or lack a cell.
 
         A key group that was emptied keeps its slots.
         """
@@ -127,7 +127,7 @@ class SlotTable:
         return bool(tables)
 
     def add(self, keys: Keys) -> RowNumbers:
-        """Return the slots of keys, with new ones for keys without state."""
+        """Return the slots of keys; allocate slots for keys without state."""
         if keys.origin is not None:
             # Keys that repeat get their slots through the distinct ones, or each would get several.
             distinct, key_numbers = keys.origin
@@ -168,7 +168,7 @@ class SlotTable:
     # --- what is pending --------------------------------------------------------------------------
 
     def changes(self) -> ChangeBatch:
-        """Return what is pending, as changes for the log."""
+        """Return the pending writes as changes for the log."""
         parts = []
         for state_id, column in self.columns.items():
             slots, positions = column.written()
@@ -184,11 +184,11 @@ class SlotTable:
         return joined(parts)
 
     def writes(self) -> Writes:
-        """Return what is pending."""
+        """Return the pending writes."""
         return {state_id: column.written() for state_id, column in self.columns.items()}
 
     def forget_pending(self) -> None:
-        """Drop what is pending and was not staged."""
+        """Discard pending writes that were not staged."""
         for column in self.columns.values():
             column.forget_pending()
 
@@ -219,7 +219,7 @@ class SlotTable:
         return owners[order], times[order]
 
     def next_due_ms(self, key_group_range: KeyGroupRange, state_id: int, after_ms: int) -> int:
-        """Return the earliest timer with what is pending, after `due`; `NEVER_MS` for none."""
+        """Return the earliest timer after `due`, including pending ones; `NEVER_MS` for none."""
         column = self.columns[state_id]
         written, positions = column.written()
         first_ms = column.first_ms[: len(self.index)].copy()
@@ -238,7 +238,7 @@ class SlotTable:
     # --- figures ----------------------------------------------------------------------------------
 
     def entry_counts(self, key_group_range: KeyGroupRange) -> list[int]:
-        """Return the number of state entries of each key group, without what is pending."""
+        """Return the number of state entries of each key group, without pending writes."""
         self._reserve_counts(key_group_range.end)
         counts: list[int] = self._counts[key_group_range.start : key_group_range.end + 1].tolist()
         cold = map(self.cold.live_count, key_group_range)
@@ -276,7 +276,7 @@ class SlotTable:
         self._counts[list(key_groups)] = 0
 
     def insert(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
-        """Insert the rows of a snapshot, into slots or, where they are too many, as a cold run."""
+        """Insert a snapshot's rows into slots, or as a cold run if there are too many."""
         if self.limit_bytes is not None and self.nbytes + _COPIES * table.nbytes > self.limit_bytes:
             try:
                 # Too much for slots: the rows stay columns, and keys get slots when they are used.
@@ -306,7 +306,7 @@ class SlotTable:
             self.fold(state_id, slots[present], positions)
 
     def apply(self, state_id: int, changes: Sequence[tuple[int, pa.RecordBatch]]) -> None:
-        """Apply changes of the present schema: key group and operations, no key twice."""
+        """Apply changes of the current schema: key groups and operations, with distinct keys."""
         counts = [operations.num_rows for _, operations in changes]
         key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
         for batch in batches_of(pa.Table.from_batches([operations for _, operations in changes])):
@@ -330,7 +330,7 @@ class SlotTable:
 
     def expire(self) -> int:
         """
-        Remove expired cells once half as many were written as there are; return how many.
+        Remove expired cells after enough writes; return how many were removed.
 
         Nothing may be staged.  Expired cells are hidden from reads at once.
         """
@@ -350,7 +350,7 @@ class SlotTable:
 
     def tidy(self) -> None:
         """
-        Drop old cells, and slots without any, once they are many.
+        Drop old cells and empty slots once there are many.
 
         Nothing may be pending or staged.
         """
@@ -365,7 +365,7 @@ class SlotTable:
         self._tidy_at = len(self.index) * 3 // 2 + _SPARE_SLOTS
 
     def _keep(self, live: RowNumbers) -> None:
-        """Keep only some slots, which get the numbers 0, 1, ..."""
+        """Keep only some slots, and renumber them 0, 1, ..."""
         self.index = self.index.keep(live)
         for column in self.columns.values():
             column.renumber(live, max(_FIRST_SLOTS, len(live)))
@@ -373,7 +373,7 @@ class SlotTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of all slots."""
+        """Memory use of all slots in bytes."""
         return self.index.nbytes + sum(column.nbytes for column in self.columns.values())
 
     @property
@@ -414,7 +414,7 @@ class SlotTable:
 
     def _to_cold(self, block_groups: KeyGroupRange, slots: RowNumbers) -> list[int]:
         """
-        Copy some of the key groups of slots to cold runs.
+        Copy some key groups from slots to cold runs.
 
         Return those that fit into one array.
         """
@@ -441,7 +441,7 @@ class SlotTable:
 
 
 def snapshot_of(table: SlotTable, key_group_range: KeyGroupRange, now_ms: int) -> bytes:
-    """Return the state with what is pending as Parquet, in the layout of `write_snapshot`."""
+    """Return the state including pending writes as Parquet, laid out like `write_snapshot`."""
     key_groups = table.index.all_key_groups
     order = group_order(key_groups)
     grouped = key_groups[order]
@@ -457,7 +457,7 @@ def snapshot_of(table: SlotTable, key_group_range: KeyGroupRange, now_ms: int) -
 def whole_rows(
     table: SlotTable, slots: RowNumbers, key_groups: KeyGroupRange, now_ms: int
 ) -> pa.Table:
-    """Return the rows of some key groups: the rows of slots, ascending, and the cold ones."""
+    """Return the rows of some key groups: the slot rows, ascending, and the cold rows."""
     hot = slot_rows(table, slots, now_ms)
     cold = [without_expired(table.layout, rows, now_ms) for rows in table.cold.table(key_groups)]
     if not any(rows.num_rows for rows in cold):
@@ -467,7 +467,7 @@ def whole_rows(
 
 def slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
     """
-    Return the cells of slots in the columns of a snapshot, without what expired long ago.
+    Return the cells of slots in snapshot columns, without long-expired cells.
 
     The table has several chunks if one array cannot hold a column.
     """

@@ -66,23 +66,25 @@ def edit(
     """
     Set and delete the state of keys from Parquet files, as a new checkpoint.
 
-    A file's rows for a key replace the key's whole state of the variable; keys that are not in the
-    file do not change.  Only keys whose state differs are written, so you can repeat an interrupted
-    call.  With a time to live, an entry expires at expires_at_ms in the file, or one time to live
-    from now.
+    A file's rows for a key replace the key's whole state in that variable; keys that are not in the
+    file do not change.  The command writes only keys whose state differs, so you can repeat an
+    interrupted call.  With a time to live, an entry expires at expires_at_ms in the file, or one
+    time to live from now.
 
     Stop the query first.  A running query is fenced; its next start continues from the edited state
-    at the same source position.  The files are read into memory: to edit millions of keys, split
-    them into several files and calls.
+    at the same source position.  The command reads the files into memory: to edit millions of keys,
+    split them into several files and calls.
 
     Examples:
         statelog edit s3://bucket/jobs/totals --set total=/tmp/totals/total.parquet
         statelog edit s3://bucket/jobs/totals --delete closed-accounts.parquet --apply
     """
     if not set_files and delete_file is None:
-        raise UsageError("nothing to edit: give --set VARIABLE=PATH or --delete PATH")
+        raise UsageError("nothing to edit: pass --set VARIABLE=PATH or --delete PATH")
     if delete_others and not set_files:
-        raise UsageError("--delete-others needs --set VARIABLE=PATH, and keeps the keys in PATH")
+        raise UsageError(
+            "--delete-others requires --set VARIABLE=PATH; it keeps only the keys in PATH"
+        )
     with open_state(location, operator) as state, progress("reading"):
         reader = state.reader()
         states = _states(reader, set_files or (), delete_others=delete_others)
@@ -119,7 +121,7 @@ def _states(
             raise UsageError(f"--set takes VARIABLE=PATH, not {word!r:.200}")
         if variable in states:
             raise UsageError(
-                f"--set names {variable!r} twice; put its rows into one file or folder"
+                f"--set names {variable!r} twice; put all its rows into one file or folder"
             )
         states[variable] = states_in_file(reader, variable, path)
         if delete_others:
@@ -188,7 +190,7 @@ def forget(
     Remove a key from all state of an operator, and list the objects that still contain it.
 
     --apply deletes the key in a new checkpoint.  Its bytes are deleted with the snapshots and
-    checkpoints that the command lists.  With --now as well, the command rewrites the affected key
+    checkpoints that the command lists.  With --now, it also rewrites the affected key
     groups without the key, discards older checkpoints, and deletes their objects.  Stop the query
     first.  A running query is fenced; its next start continues.  The command does not change the
     parents of a fork; it prints the command to run for each parent that contains the key.
@@ -220,7 +222,7 @@ def forget(
 
 
 def _command(location: str, key: Sequence[str], operator: str | None, *, now: bool) -> str:
-    """Return the command that removes the key from another location."""
+    """Return the command that removes the key from a different location."""
     options = [*(["--operator", operator] if operator else []), *(["--now"] if now else [])]
     return shlex.join(["statelog", "forget", *options, "--apply", "--", location, *key])
 

@@ -51,14 +51,14 @@ def rewind(
     as_json: options.Json = False,
 ) -> None:
     """
-    Rewind source offsets and state of a stopped query to one micro-batch.
+    Rewind a stopped query's source offsets and state to one micro-batch.
 
-    The state after the micro-batch becomes the newest checkpoint.  Spark's files of later
-    micro-batches (offsets, commits, and the lists of file sources) are deleted, so the query plans
-    and reads them again.  A run that is still active is fenced and fails at its next commit.
-    Repeat an interrupted rewind with the same command.
+    The state after the micro-batch becomes the newest checkpoint.  The command deletes Spark's
+    files of later micro-batches (offsets, commits, and the lists of file sources), so the query
+    plans and reads those batches again.  A run that is still active is fenced and fails at its next
+    commit.  Repeat an interrupted rewind with the same command.
 
-    A sink that stores batch ids must delete the later ones.  Exit status 1 if the rewind is not
+    If the sink stores batch ids, delete the later ids there.  Exit status 1 if the rewind is not
     possible: the checkpoint is not retained, the offsets are missing or do not match the state, or
     a run seems to be active.
 
@@ -70,7 +70,7 @@ def rewind(
     idle = parse_duration(min_idle, "--min-idle")
     if batch_id is None:
         if apply:
-            raise UsageError("--apply needs --batch-id: the last micro-batch to keep")
+            raise UsageError("--apply requires --batch-id: the last micro-batch to keep")
         query, state = operation.open_stopped_query(checkpoint_location, state_location)
         _print_points(operation.rewind_points(query, state), as_json)
         return
@@ -122,21 +122,21 @@ def _print_points(points: list[RewindPoint], as_json: bool) -> None:
 def _print(report: RewindReport) -> None:
     is_applied = report.continues_from is not None
     if not report.files and not report.changes_state:
-        say(f"The query is at batch {report.batch_id} already; there is nothing to do.")
+        say(f"The query is already at batch {report.batch_id}; there is nothing to do.")
         return
     if report.changes_state:
-        given_up = "were given up" if is_applied else "would be given up"
+        given_up = "were discarded" if is_applied else "would be discarded"
         say(
             f"State: checkpoint {report.checkpoint_id} (after batch {report.batch_id}); later checkpoints, "
             f"up to {report.newest_id}, {given_up}."
         )
     else:
-        say(f"State: unchanged; it is that of checkpoint {report.checkpoint_id} already.")
+        say(f"State: unchanged; it is already that of checkpoint {report.checkpoint_id}.")
     say(
         f"Spark: batch {report.batch_id + 1} is planned next (planned so far: up to "
         f"{report.newest_batch_id}); {plural(report.input_files, 'input file')} read again."
     )
     for path in report.missing_files:
-        say((f"missing, its rows cannot be read again: {path}", "yellow"))
+        say((f"missing, so its rows cannot be read again: {path}", "yellow"))
     if not is_applied:
         say_dry_run(stop_query=True)

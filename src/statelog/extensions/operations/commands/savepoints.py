@@ -37,7 +37,7 @@ def tag(
     location: options.Location,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="The tag. Without it, the command lists the tags."),
+        typer.Argument(metavar="NAME", help="The tag. Without a name, the command lists all tags."),
     ] = None,
     *,
     checkpoint: options.Checkpoint = None,
@@ -60,15 +60,15 @@ def tag(
     """
     Retain a checkpoint under a name, with the position of its sources; list or remove tags.
 
-    The checkpoint can be read and restored until you remove the tag, whatever the query retains.
-    `statelog fork --checkpoint NAME` continues from it.  The query can keep running; the command
-    waits up to 10 s until the sink has received the rows of the micro-batch.  Repeat an interrupted
-    call with the same arguments.  Exit status 1 if the checkpoint is no longer retained, or if the
-    sink takes longer.
+    The checkpoint can be read and restored until you remove the tag, regardless of what the query
+    retains.  `statelog fork --checkpoint NAME` continues from it.  The query can keep running; the
+    command waits up to 10 s for the sink to receive the rows of the micro-batch.  Repeat an
+    interrupted call with the same arguments.  Exit status 1 if the checkpoint is no longer
+    retained, or if the sink takes longer.
 
-    --remove --apply removes a tag, and the next clean-up deletes what only the tag retained.  With
-    --kind fork, it releases a fork; a fork that still needs objects in LOCATION can then no longer
-    be read.
+    --remove --apply removes a tag; the next garbage collection deletes objects that only the tag
+    retained.  With --kind fork, it releases a fork; a fork that still needs objects in LOCATION can
+    then no longer be read.
 
     Examples:
         statelog tag s3://bucket/jobs/totals
@@ -78,14 +78,16 @@ def tag(
     store = open_location(location)
     if name is None:
         if remove or apply or checkpoint is not None or comment:
-            raise UsageError("give the name of the tag, or no options to list the tags")
+            raise UsageError("pass the name of the tag, or omit all options to list the tags")
         _print_tags(store, location, as_json)
         return
     if remove:
         _remove(location, name, kind, apply=apply, as_json=as_json)
         return
     if apply or kind != TagKind.TAG.value:
-        raise UsageError("--apply and --kind need --remove; a tag is put without --apply")
+        raise UsageError(
+            "--apply and --kind require --remove; creating a tag does not need --apply"
+        )
     new = make_tag(
         location,
         name,
@@ -112,10 +114,10 @@ def _remove(location: str, name: str, kind: str, *, apply: bool, as_json: bool) 
     if as_json:
         print_json({**_json(removed), "dry_run": not apply})
         return
-    outcome = "is removed" if apply else "would be removed"
+    outcome = "was removed" if apply else "would be removed"
     say(
-        f"{removed.kind.value} {name} of {redacted(location)} {outcome}; the next clean-up deletes checkpoint "
-        f"{removed.checkpoint_id} unless it is retained."
+        f"{removed.kind.value} {name} of {redacted(location)} {outcome}; the next garbage "
+        f"collection deletes checkpoint {removed.checkpoint_id} unless it is retained."
     )
     if not apply:
         say_dry_run()
@@ -169,8 +171,8 @@ def fork(
     new_checkpoint_location: Annotated[
         str | None,
         typer.Option(
-            help="The checkpointLocation of the new query. Default: the folder around NEW_LOCATION, if "
-            "that ends with /statelog."
+            help="The checkpointLocation of the new query. Default: the parent folder of "
+            "NEW_LOCATION, if NEW_LOCATION ends with /statelog."
         ),
     ] = None,
     state_only: Annotated[
@@ -183,9 +185,9 @@ def fork(
     as_json: options.Json = False,
 ) -> None:
     """
-    Start a second query from a checkpoint, next to the first query, in constant time.
+    Prepare a second query that starts from a checkpoint of the first, in constant time.
 
-    Without --copy, state is not copied: the new location refers to objects of LOCATION, and a tag
+    Without --copy, state is not copied: the new location refers to objects in LOCATION, and a tag
     retains them there until the fork no longer needs them (`statelog gc --apply NEW_LOCATION` then
     removes the tag).  Repeat an interrupted fork with the same command.  The query can keep
     running, as for `tag`.  Exit status 1 if the checkpoint is not retained, or if the sink of its
@@ -222,7 +224,7 @@ def fork(
         )
         return
     for path in new.missing_files:
-        say((f"missing, the new query continues without its rows: {path}", "yellow"))
+        say((f"missing, so the new query continues without its rows: {path}", "yellow"))
     say(
         f"{redacted(new_location)} continues from checkpoint {new.checkpoint_id} of "
         f"{redacted(location)}, after batch {new.batch_id}."
@@ -257,10 +259,10 @@ def copy(
     """
     Copy the retained checkpoints of a location, up to --checkpoint, to another folder or store.
 
-    Every object is verified before and after it is put.  Repeat an interrupted call: objects that
-    the copy contains are verified and not put again.  The query can keep running in LOCATION in the
-    meantime.  To move a query, stop it before the last call, and start it with NEW_LOCATION as
-    stateLocation and the same checkpointLocation.
+    The command verifies every object before and after writing it. If a call is interrupted, repeat
+    it: the command verifies objects that were already copied, but does not copy them again.  The
+    query can keep running in LOCATION in the meantime.  To move a query, stop it before the last
+    call, and start it with NEW_LOCATION as stateLocation and the same checkpointLocation.
 
     To encrypt a location, or to change its key, copy it with --new-encryption. The environment
     variable STATELOG_ENCRYPTION names the keys of LOCATION.
@@ -291,8 +293,8 @@ def copy(
     say(
         f"{source.url} copied: {plural(len(report.checkpoints), 'checkpoint')} "
         f"({', '.join(map(str, report.checkpoints))}), {plural(report.objects, 'object')} verified "
-        f"({size_text(report.size_bytes)}), {report.copied:,} of them put by this call "
+        f"({size_text(report.size_bytes)}), {report.copied:,} of them copied by this call "
         f"({size_text(report.copied_bytes)})"
     )
     for parent in report.parents:
-        say(f"read from {parent}, a parent of this fork, too")
+        say(f"also read from {parent}, a parent of this fork")

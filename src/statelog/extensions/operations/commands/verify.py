@@ -1,4 +1,4 @@
-"""`statelog verify`: read what retained checkpoints need, remove what none needs, give up damaged ones."""
+"""`statelog verify`: verify retained checkpoints, remove orphans, discard damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -47,12 +47,15 @@ def verify(
     at_least: Annotated[
         int | None,
         typer.Option(
-            help="Report a finding if the newest checkpoint is older than this known one.",
+            help="Report a finding if the newest checkpoint is older than this known checkpoint.",
             min=0,
         ),
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Delete left-over objects instead; requires --apply.")
+        bool,
+        typer.Option(
+            "--repair", help="Delete left-over objects instead of only verifying; requires --apply."
+        ),
     ] = False,
     give_up: Annotated[
         int | None,
@@ -76,8 +79,8 @@ def verify(
     undamaged checkpoint.  Checksums and encryption cannot reveal that the newest checkpoints were
     deleted: pass the newest one you know of to --at-least.
 
-    --repair deletes what is provably unnecessary: temporary objects and files of killed writes,
-    metadata of checkpoints that an interrupted clean-up left, and objects of unfinished
+    --repair deletes objects that are provably unnecessary: temporary objects and files of killed
+    writes, metadata of checkpoints that an interrupted clean-up left, and objects of unfinished
     checkpoints.  It never deletes claims, unknown names, damaged checkpoints, or objects younger
     than --min-age.
 
@@ -94,7 +97,9 @@ def verify(
         statelog verify s3://bucket/jobs/totals --give-up-after 41
     """
     if apply and not repair and give_up is None:
-        raise UsageError("--apply needs --repair or --give-up-after; verify alone changes nothing")
+        raise UsageError(
+            "--apply requires --repair or --give-up-after; verify alone changes nothing"
+        )
     store = open_location(location)
     age = parse_duration(min_age, "--min-age")
     if give_up is not None:
@@ -140,18 +145,18 @@ def _verify(store: ObjectStore, at_least: int | None, *, as_json: bool) -> bool:
     sets = plural(change_sets, "change set")
     say(f"{plural(objects, 'object')} read ({size_text(size_bytes)}, {sets}): ", verdict)
     if findings:
-        none = "no retained checkpoint is sound"
-        say(none if newest is None else f"the newest sound checkpoint is {newest}")
+        none = "no retained checkpoint is intact"
+        say(none if newest is None else f"the newest intact checkpoint is {newest}")
     return bool(findings)
 
 
 def _is_older(store: ObjectStore, at_least: int, *, as_json: bool) -> bool:
-    """Report whether the newest checkpoint is older than one that is known to exist."""
+    """Report whether the newest checkpoint is older than a checkpoint that is known to exist."""
     newest = Entries(store).newest_id()
     if newest is not None and newest >= at_least:
         return False
     problem = (
-        f"the newest checkpoint is {newest}, and checkpoint {at_least} is known to exist: later "
+        f"the newest checkpoint is {newest}, but checkpoint {at_least} is known to exist: later "
         "checkpoints were deleted, or the location was restored from a backup"
     )
     if as_json:
@@ -223,11 +228,11 @@ def _give_up(store: ObjectStore, checkpoint_id: int, *, apply: bool, as_json: bo
     if as_json:
         return
     if report.committed_id is not None:
-        newest = f"checkpoint {report.committed_id} is the newest now"
+        newest = f"checkpoint {report.committed_id} is now the newest"
         say(f"{newest}, with the state of checkpoint {checkpoint_id}")
         return
     say(
-        f"All changes after checkpoint {checkpoint_id} would be lost, and a run that is active would be "
+        f"All changes after checkpoint {checkpoint_id} would be lost, and an active run would be "
         "fenced."
     )
     say_dry_run()

@@ -33,7 +33,7 @@ _COMPACTED: Final = "spark.sql.streaming.fileSink.log.compactInterval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """What a sink has to know of its query; a table in memory is visible in *session*."""
+    """The facts about a query that its sink needs; an in-memory table is visible in *session*."""
 
     session: SparkSession
     schema: StructType
@@ -90,8 +90,8 @@ def _table_sink(context: SinkContext, target: Target, source: str, *, is_of_file
         return written_by_spark(target, source)
     if target.source is not None and table.source not in ("", source):
         raise UsageError(
-            f"the table {name} has the format {table.source}, and the query writes {source}: leave "
-            "format out, or name the table's"
+            f"the table {name} has the format {table.source}, but the query writes {source}: omit "
+            "format, or set it to the table's format"
         )
     if not _is_table_of_files(context.session, table):
         return written_by_spark(replace(target, source=table.source or target.source), table.source)
@@ -108,8 +108,8 @@ def _sink_of_files(context: SinkContext, target: Target, place: FilePlace) -> Si
     if context.file_output is FileOutput.APPEND:
         if FileEntries(context.session, place.path).has_log():
             raise UsageError(
-                f"{place.path} has a log of streaming output, which would hide appended files from "
-                "Spark's readers: leave fileSink='append' out, or write to a different folder"
+                f"{place.path} contains a log of streaming output, which would hide appended files from "
+                "Spark's readers: omit fileSink='append', or write to a different folder"
             )
         return written_by_spark(target, place.source)
     entries = FileEntries(context.session, place.path, newest_batch(context.files))
@@ -120,7 +120,7 @@ def _sink_of_files(context: SinkContext, target: Target, place: FilePlace) -> Si
 
 def _warn_of_short_log(session: SparkSession) -> None:
     """
-    Warn of settings with which Spark loses entries of its log.
+    Warn about settings with which Spark loses log entries.
 
     After a restart it derives the interval from the two newest entries `<n>.compact`.  Where it has
     kept only one it may derive another interval, and then deletes entries that are in no other.
@@ -128,8 +128,8 @@ def _warn_of_short_log(session: SparkSession) -> None:
     retained, interval = (int(session.conf.get(name) or 0) for name in (_RETAINED, _COMPACTED))
     if retained < 2 * interval:
         _log.warning(
-            "%s is %d and %s is %d: Spark may delete entries of the log of output files that it "
-            "needs, and rows are lost. Keep at least twice the interval",
+            "%s is %d and %s is %d: Spark may delete entries in the log of output files that it "
+            "needs, so rows are lost. Set the first to at least twice the second",
             _RETAINED,
             retained,
             _COMPACTED,
@@ -138,6 +138,6 @@ def _warn_of_short_log(session: SparkSession) -> None:
 
 
 def _check_format(session: SparkSession, source: str) -> bool:
-    """Return whether a format is one of files; reject one that Spark cannot write."""
+    """Return whether a format is file-based; reject formats that Spark cannot write."""
     refuse_read_only(source)
     return bool(source) and is_format_of_files(session, source)

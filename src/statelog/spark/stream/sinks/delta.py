@@ -1,5 +1,5 @@
 """
-The sink of Delta tables: Spark's batch writer, and transactions that name micro-batch and history.
+The sink for Delta tables: Spark's batch writer, and a transaction per micro-batch.
 
 Delta skips a transaction of an application if the table has the same or a later version of it, and
 does not say so.  So the version has the timeline and the number of the micro-batch, the application
@@ -49,7 +49,7 @@ _CHECKPOINT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """The newest transaction of an application; *metadata* is the user's text of its commit."""
+    """The newest transaction of an application; *metadata* is the user's text in its commit."""
 
     application: str
     number: int
@@ -68,12 +68,12 @@ class DeltaSink:
         self._has_looked = False
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch, unless the table has it."""
+        """Write a micro-batch, unless the table contains it."""
         batch = delivered_batch(frame, batch_id)
         application = _Application(self._target.option(_APPLICATION, None), frame, batch)
         if not self._has_looked:
             if self._has(frame.sparkSession, application, batch):
-                _log.info("batch %d of %s is written already and is skipped", batch_id, application)
+                _log.info("batch %d of %s is already written and is skipped", batch_id, application)
                 return
             self._has_looked = True
         options = {_METADATA: batch.to_text(), **self._target.options()}
@@ -81,7 +81,7 @@ class DeltaSink:
         append(frame, self._target, options)
 
     def _has(self, session: SparkSession, application: _Application, batch: DeliveredBatch) -> bool:
-        """Return whether the table has a micro-batch."""
+        """Return whether the table contains a micro-batch."""
         target = self._target.table or str(self._target.option("path", ""))
         folder = _folder(session, self._target)
         if folder is None:
@@ -97,9 +97,9 @@ class DeltaSink:
             skips |= is_same and transaction.number >= batch.number
         if skips:
             raise CheckpointError(
-                f"{target} has a later transaction of {application.name!r} than {batch.number}, so Delta would "
-                f"skip batch {batch.batch_id}: the query has a new state location. Leave out the option "
-                f"{_APPLICATION}, or name a different application",
+                f"{target} contains a later transaction of {application.name!r} than {batch.number}, so Delta would "
+                f"skip batch {batch.batch_id}: the query has a new state location. Omit the option "
+                f"{_APPLICATION}, or set a different application",
                 reason="gap",
                 batch_id=batch.batch_id,
             )
@@ -108,7 +108,7 @@ class DeltaSink:
 
 def written_by_spark(target: Target, source: str) -> Sink:
     """
-    Return the sink of a format of Spark's batch writer.
+    Return the sink for a format of Spark's batch writer.
 
     Delta is written once, others at least once.
     """
@@ -128,7 +128,7 @@ class _Application:
 
     def batch_of(self, transaction: Transaction, batch: DeliveredBatch) -> DeliveredBatch | None:
         """
-        Return the micro-batch of a transaction of this query, in any state location.
+        Return the micro-batch of this query's transaction, in any state location.
 
         Else None.
         """
@@ -159,8 +159,8 @@ def _folder(session: SparkSession, target: Target) -> str | None:
     folders = [row[1] for row in rows if row[0] == "Location"]
     if not folders:
         _log.warning(
-            "the catalog does not say where the table %s is stored, so its history cannot be read: if this query is "
-            "brought back to an earlier batch, Delta skips rows without an error",
+            "the catalog does not say where the table %s is stored, so its history cannot be read: if you rewind "
+            "this query, Delta skips rows without an error",
             target.table,
         )
         return None
@@ -168,7 +168,7 @@ def _folder(session: SparkSession, target: Target) -> str | None:
 
 
 def transactions(session: SparkSession, folder: str) -> Sequence[Transaction]:
-    """Return the newest transaction of each application in a Delta table; none without a table."""
+    """Return the newest transaction of each application in a Delta table, if the table exists."""
     log = f"{folder.rstrip('/')}/{_LOG}"
     try:
         files = session.read.format("binaryFile").load(log).select("path").collect()
@@ -196,7 +196,7 @@ def transactions(session: SparkSession, folder: str) -> Sequence[Transaction]:
 
 
 def _newest_checkpoint(names: Iterable[str]) -> tuple[int, Sequence[str]]:
-    """Return the version and the files of the newest checkpoint that is whole; -1 without one."""
+    """Return the version and files of the newest complete checkpoint; -1 if there is none."""
     checkpoints: dict[tuple[int, str], list[str]] = {}
     for name in names:
         match = _CHECKPOINT.fullmatch(name)

@@ -58,7 +58,7 @@ class SinkBatch:
 
     @property
     def batch_id(self) -> int:
-        """The number that Spark gave."""
+        """Spark's batch id."""
         return self.batch.batch_id
 
     @property
@@ -67,12 +67,12 @@ class SinkBatch:
         return self.batch.to_text()
 
     def is_next(self, last: DeliveredBatch | None) -> bool:
-        """Return whether *last* is the record that this driver left or read in the target."""
+        """Return whether *last* is the record that this driver wrote to or read from the target."""
         return last is None if self.after is None else self.after.is_recorded_as(last)
 
     def check_next(self, last: DeliveredBatch | None, *, target: str) -> None:
         """
-        Check, in the transaction of the write, that the rows may be written.
+        Check in the write's transaction that the rows may be written.
 
         Args:
             last: What `ExactlyOnceSink.last_committed` would return now.
@@ -85,7 +85,7 @@ class SinkBatch:
             return
         newest = "no micro-batch" if last is None else f"batch {last.batch_id} ({last.to_text()})"
         raise UnavailableError(
-            f"another driver writes to {target}: it has {newest} of {self.writer}, and this driver left "
+            f"a second driver writes to {target}: it contains {newest} of {self.writer}, but this driver left "
             f"{'none' if self.after is None else self.after.to_text()}"
         )
 
@@ -93,7 +93,7 @@ class SinkBatch:
 @runtime_checkable
 class ExactlyOnceSink(Protocol):
     """
-    A target that stores rows and the record of their micro-batch together.
+    A target that stores rows together with the record of their micro-batch.
 
     Implement it for a target of your own, test it with `statelog.testing.sink_contract`, and pass
     it to `exactly_once`.  Open connections at the first call, not in `__init__`, so that the sink
@@ -107,7 +107,7 @@ class ExactlyOnceSink(Protocol):
 
     def last_committed(self, writer: str) -> DeliveredBatch | None:
         """
-        Return the newest micro-batch of *writer* that the target has; None without one.
+        Return the newest micro-batch of *writer* in the target, or None.
 
         After it returned, an earlier call of `write`, also in a process that has died, must not
         succeed any longer, or `write` must notice its result.
@@ -115,7 +115,7 @@ class ExactlyOnceSink(Protocol):
 
     def write(self, batch: SinkBatch) -> None:
         """
-        Write the rows and the record of a micro-batch, all of it or nothing.
+        Write the rows and the record of a micro-batch atomically.
 
         The record replaces the one that is equal to `batch.after`.  If the target has another
         record of the writer, leave the target unchanged and raise, as `SinkBatch.check_next` does.
@@ -123,7 +123,7 @@ class ExactlyOnceSink(Protocol):
         """
 
     def close(self) -> None:
-        """Close connections; a later call of another method opens them again."""
+        """Close connections; later calls of other methods open them again."""
 
 
 def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
@@ -151,8 +151,8 @@ def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
     """
     if not isinstance(sink, ExactlyOnceSink):
         raise UsageError(
-            f"exactly_once takes a sink with last_committed, write and close, not {given(sink)}; for a "
-            "function of frame and batch id use idempotent"
+            f"exactly_once requires a sink with last_committed, write and close, not {given(sink)}; for a "
+            "function of frame and batch id, use idempotent"
         )
     return ExactlyOnce(sink)
 
@@ -163,11 +163,11 @@ class ExactlyOnce(ClosableSink):
     def __init__(self, sink: ExactlyOnceSink) -> None:
         self._sink = sink
         self._last: dict[str, DeliveredBatch | None] = {}
-        """The newest micro-batch by writer, for writers that this run has asked for."""
+        """The newest micro-batch by writer, for writers that this run has read."""
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """
-        Write a micro-batch, unless the sink has it; then the frame is not evaluated.
+        Write a micro-batch, or skip it without evaluating the frame if the sink contains it.
 
         An error ends the query, so the sink is closed.
         """
@@ -175,7 +175,7 @@ class ExactlyOnce(ClosableSink):
         batch = delivered_batch(frame, batch_id)
         try:
             if not self.has(writer, batch):
-                refuse_equal_names(frame, "the frame", "A sink finds columns by their names")
+                refuse_equal_names(frame, "the frame", "A sink finds columns by name")
                 rows = arrow_of(frame, arrow_schema(frame.schema))
                 self.write(SinkBatch(writer, batch, rows))
         except BaseException:
@@ -187,18 +187,18 @@ class ExactlyOnce(ClosableSink):
         return ExactlyOnce, (self._sink,)
 
     def has(self, writer: str, batch: DeliveredBatch) -> bool:
-        """Return whether the sink has a micro-batch."""
+        """Return whether the sink contains a micro-batch."""
         if writer not in self._last:
             self._last[writer] = _repeated(lambda: self._sink.last_committed(writer))
         last = self._last[writer]
         target = f"the target of {writer}"
         if batch.is_written(last, target=target):
-            _log.info("batch %d of %s is written already and is skipped", batch.batch_id, writer)
+            _log.info("batch %d of %s is already written and is skipped", batch.batch_id, writer)
             return True
         if last is not None and last.batch_id >= batch.batch_id:
             _log.warning(
-                "%s has batches up to %d of timeline %d, which a rewind ended, and the query continues with batch "
-                "%d: delete the rows of the batches that were given up",
+                "%s contains batches up to %d of timeline %d, which a rewind ended; the query continues with batch "
+                "%d: delete the rows of the discarded batches",
                 target,
                 last.batch_id,
                 last.timeline,
@@ -207,7 +207,7 @@ class ExactlyOnce(ClosableSink):
         return False
 
     def write(self, batch: SinkBatch) -> None:
-        """Write a micro-batch that the sink did not have when it was asked."""
+        """Write a micro-batch that the sink did not contain."""
         if not batch.rows.num_rows:
             return
         following = replace(batch, after=self._last.get(batch.writer))
@@ -216,13 +216,13 @@ class ExactlyOnce(ClosableSink):
         fail_point("after-write")
 
     def close(self) -> None:
-        """Close the sink at the end of a query; a later query asks it again."""
+        """Close the sink at the end of a query; a later query reads its record again."""
         self._last.clear()
         self._sink.close()
 
     def _write_or_look(self, batch: SinkBatch) -> DeliveredBatch | None:
         """
-        Write a micro-batch; after an error look whether it was written.
+        Write a micro-batch; after an error, check whether it was written.
 
         Returns:
             The record of the target.
@@ -243,7 +243,7 @@ class ExactlyOnce(ClosableSink):
 
 
 def _is_written(batch: SinkBatch, last: DeliveredBatch | None) -> bool:
-    """Return whether a target that was written to during this run has a micro-batch."""
+    """Return whether a target that this run wrote to contains a micro-batch."""
     try:
         return batch.batch.is_written(last, target=f"the target of {batch.writer}")
     except CheckpointError:  # a later one, or other rows
@@ -251,17 +251,17 @@ def _is_written(batch: SinkBatch, last: DeliveredBatch | None) -> bool:
 
 
 def _replaced(batch: SinkBatch, last: DeliveredBatch | None) -> FencedError:
-    """Return the error for a target that another driver has written to during this run."""
+    """Return the error for a target that a different driver wrote to during this run."""
     has = "lost its record" if last is None else f"has batch {last.batch_id} ({last.to_text()})"
     return FencedError(
-        f"the target {has} of {batch.writer}, and this driver is at batch {batch.batch_id} ({batch.record}): "
-        "another driver runs the query, or ran it until now. Stop one of the two. If that one is from "
-        "before a rewind, delete its rows in the target, and start this query again"
+        f"the target {has} of {batch.writer}, but this driver is at batch {batch.batch_id} ({batch.record}): "
+        "a second driver is running the query, or ran it recently. Stop one of the two. If the other driver ran "
+        "before a rewind, delete its rows in the target and start this query again"
     )
 
 
 def _repeated(call: Callable[[], _Result]) -> _Result:
-    """Return the result of *call*, which is called again after an `UnavailableError`."""
+    """Return the result of *call*, and retry after an `UnavailableError`."""
     attempt = 1
     while True:
         try:

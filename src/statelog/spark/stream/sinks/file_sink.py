@@ -1,5 +1,5 @@
 """
-The sink of files: Spark's own streaming file sink, with its log next to the data.
+The sink for files: Spark's own streaming file sink, with its log next to the data.
 
 A micro-batch that is delivered again is skipped, and what a killed task left is in no entry of the
 log, so that Spark's readers ignore it.
@@ -44,7 +44,7 @@ _NONE: Final = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePlace:
     """
-    Where files are written, and how.
+    Where and how files are written.
 
     Args:
         path, source, options: The folder, the format and its options.
@@ -79,7 +79,7 @@ class FileSink:
         )
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch, unless the folder has it; see `FileEntries.begin`."""
+        """Write a micro-batch, unless the folder contains it; see `FileEntries.begin`."""
         batch = delivered_batch(frame, batch_id)
         entry = self._entries.begin(Delivered(query_name(frame), batch))
         if entry is None:
@@ -109,7 +109,7 @@ class Delivered:
 
 class FileEntries:
     """
-    The entries of one folder, by any of Hadoop's file systems.
+    The entries of one folder, on any Hadoop file system.
 
     *planned* is the newest micro-batch that Spark had planned when the query was started, if any.
     """
@@ -145,19 +145,19 @@ class FileEntries:
         elif newest in records or newest > self._planned:
             # Else a query of Spark's own operator wrote it, and goes on with a copy of its checkpoint.
             _log.warning(
-                "%s has the rows of another query; the rows of this query are appended to them",
+                "%s contains rows of a different query; this query appends its rows to them",
                 self._path,
             )
 
     def begin(self, delivered: Delivered) -> int | None:
-        """Return the number of the entry for a micro-batch; None if the folder has it."""
+        """Return the entry number for a micro-batch; None if the folder contains it."""
         newest = self._newest()
         if self._last is None:
             records = self._records(newest)
             self._recorded = _entries_of(delivered.writer, records)
             if self._is_written(delivered, newest, records):
                 _log.info(
-                    "batch %d is in %s already and is not written again",
+                    "batch %d is already in %s and is not written again",
                     delivered.batch.batch_id,
                     self._path,
                 )
@@ -168,14 +168,14 @@ class FileEntries:
                 return None
         elif newest != self._last:
             raise FencedError(
-                f"another query writes to {self._path}: its newest entry is {newest}, this query "
-                f"left it at {self._last}. Stop one of the two, or give each a folder of its own"
+                f"a different query writes to {self._path}: its newest entry is {newest}, but this query "
+                f"left it at {self._last}. Stop one of the two, or give each query a separate folder"
             )
         self._announce(newest + 1, delivered)
         return newest + 1
 
     def end(self, entry: int) -> None:
-        """Forget the micro-batches before an entry, which cannot be delivered again."""
+        """Discard the micro-batches before an entry, which cannot be delivered again."""
         self._last = entry
         self._forget(self._recorded)
         self._recorded = (entry,)
@@ -202,14 +202,15 @@ class FileEntries:
         return is_written
 
     def _announce(self, entry: int, delivered: Delivered) -> None:
-        """Write down which micro-batch an entry will be."""
+        """Record which micro-batch an entry will contain."""
         announced = self._record(entry)
         if announced is not None and not _is_of_this_run(announced, delivered):
             raise FencedError(
                 f"the query {announced.writer} has announced batch {announced.batch.batch_id} "
-                f"({announced.batch.to_text()}) as entry {entry} of {self._path} and has not written it: "
-                "it runs, or it ended in between. Stop it, or give this query a folder of its own. If that "
-                f"driver does not run, delete {self._record_path(entry)}, on local disk also .{entry}.crc next to it"
+                f"({announced.batch.to_text()}) as entry {entry} of {self._path} but has not written it: "
+                "it is running, or it failed in between. Stop it, or give this query a separate folder. If that "
+                f"driver is not running, delete {self._record_path(entry)}, "
+                f"and on local disk also .{entry}.crc next to it"
             )
         record = {"writer": delivered.writer, "batch": delivered.batch.to_text()}
         self._folder.put(RECORDS, str(entry), json.dumps(record), overwrite=announced is not None)
@@ -219,7 +220,7 @@ class FileEntries:
         return max(numbers_in(self._written, LOG), default=_NONE)
 
     def _records(self, newest: int) -> dict[int, Delivered]:
-        """Return the records of the entries that are written."""
+        """Return the records of the written entries."""
         entries = (entry for entry in numbers_in(self._written, RECORDS) if entry <= newest)
         records = {entry: self._record(entry) for entry in entries}
         return {entry: record for entry, record in records.items() if record is not None}
@@ -235,8 +236,8 @@ class FileEntries:
             return Delivered(str(record["writer"]), batch)
         except (ValueError, KeyError, TypeError, UsageError) as error:
             raise UsageError(
-                f"{where} is damaged: it names no micro-batch ({error}). The query cannot tell which rows "
-                f"{self._path} has; give it another folder"
+                f"{where} is damaged: it does not identify a micro-batch ({error}). The query "
+                f"cannot tell which rows {self._path} contains; write to a different folder"
             ) from error
 
     def _check_has_no_files(self) -> None:
@@ -244,18 +245,18 @@ class FileEntries:
         visible = sorted(name for name in names if not name.startswith(("_", ".")))
         if visible:
             raise UsageError(
-                f"{self._path} has files that no streaming query of Spark wrote ({visible[0]}, ...). "
+                f"{self._path} contains files that no streaming query of Spark wrote ({visible[0]}, ...). "
                 f"The log of exactly-once output, {LOG}, would hide them from Spark's readers. Write "
-                "to a new folder, and read both; or append at least once, as before, by "
+                "to a new folder, and read both; or append at least once, as before, with "
                 ".option('statelog.fileSink', 'append')"
             )
 
     def _going_back(self, last: DeliveredBatch, batch_id: int) -> CheckpointError:
         return CheckpointError(
-            f"{self._path} has the rows of batch {last.batch_id} of this query, which now continues "
+            f"{self._path} contains the rows of batch {last.batch_id} of this query, which now continues "
             f"with batch {batch_id}: the query went back to an earlier batch, or its "
-            "checkpointLocation was restored from a backup. Files cannot be taken out of "
-            f"{LOG}. Write to a new folder, and take the rows up to batch {batch_id - 1} from the old "
+            "checkpointLocation was restored from a backup. Files cannot be removed from "
+            f"{LOG}. Write to a new folder, and read the rows up to batch {batch_id - 1} from the old "
             "one",
             reason="gap",
             batch_id=batch_id,
@@ -271,7 +272,7 @@ def _entries_of(writer: str, records: Mapping[int, Delivered]) -> list[int]:
 
 
 def _is_of_this_run(announced: Delivered, delivered: Delivered) -> bool:
-    """Return whether a driver of the same query and timeline has announced an entry."""
+    """Return whether a driver of the same query and timeline announced an entry."""
     first, second = (
         (record.writer, record.batch.location_id, record.batch.recorded.timeline)
         for record in (announced, delivered)

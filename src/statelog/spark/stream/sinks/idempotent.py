@@ -29,7 +29,7 @@ from statelog.store.verified import create
 _log = logging.getLogger("statelog.spark")
 
 _KEPT: Final = 2
-"""Newest records that are kept for each query: only the last micro-batch is delivered again."""
+"""Number of newest records to retain per query: only the last micro-batch is delivered again."""
 _FIRST: Final = 0
 
 
@@ -73,11 +73,11 @@ def idempotent(
     Blocks: The function that is returned, for the store.   Thread: the query's.
     """
     if not callable(sink):
-        raise UsageError(f"idempotent takes a function of frame and batch id, not {given(sink)}")
+        raise UsageError(f"idempotent requires a function of frame and batch id, not {given(sink)}")
     if (location is None) == (written is None):
         raise UsageError(
-            "idempotent takes either a location for its records, or written=, a function that asks "
-            "the target whether it has a micro-batch"
+            "idempotent requires either a location for its records, or written=, a function that checks "
+            "whether the target contains a micro-batch"
         )
     switch(record_first, "record_first")
     if written is not None:
@@ -87,7 +87,7 @@ def idempotent(
 
 
 class _Asking:
-    """Asks the target whether it has a micro-batch."""
+    """Checks whether the target contains a micro-batch."""
 
     def __init__(self, sink: Sink, written: Callable[[str, int], bool]) -> None:
         self._sink = sink
@@ -96,7 +96,7 @@ class _Asking:
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         writer = writer_id(frame)
         if self._written(writer, batch_id):
-            _log.info("batch %d of %s is written already and is skipped", batch_id, writer)
+            _log.info("batch %d of %s is already written and is skipped", batch_id, writer)
             return
         self._sink(frame, batch_id)
 
@@ -114,7 +114,7 @@ class _Recording:
         batch = delivered_batch(frame, batch_id)
         number = self._records.next_number(writer, batch)
         if number is None:
-            _log.info("batch %d of %s is written already and is skipped", batch_id, writer)
+            _log.info("batch %d of %s is already written and is skipped", batch_id, writer)
             return
         if self._first:
             self._records.add(writer, number, batch)
@@ -128,7 +128,7 @@ class _Recording:
 
 class _Records:
     """
-    The records of micro-batches: objects `<writer>/<number>`, whose content is the record.
+    The records of micro-batches, stored in objects `<writer>/<number>`.
 
     It can be pickled: on Spark Connect the function runs in another process.
     """
@@ -159,11 +159,11 @@ class _Records:
             last = self._read(writer, number)
             if not batch.is_recorded_as(last):
                 raise FencedError(
-                    f"{self._store.url}/{writer}/{number} has batch {last.batch_id} ({last.to_text()}), and this "
-                    f"driver is at batch {batch.batch_id} ({batch.to_text()}): another driver runs the query. "
-                    "Stop one of the two"
+                    f"{self._store.url}/{writer}/{number} contains batch {last.batch_id} ({last.to_text()}), but "
+                    f"this driver is at batch {batch.batch_id} ({batch.to_text()}): a second driver "
+                    "is running the query. Stop one of the two"
                 ) from error
-            _log.info("batch %d of %s was recorded by another run", batch.batch_id, writer)
+            _log.info("batch %d of %s was recorded by a different run", batch.batch_id, writer)
         # One more than is due: a driver may have died before it deleted its last one.
         old = range(max(_FIRST, number - _KEPT - 1), number - _KEPT + 1)
         self._store.delete(f"{writer}/{number}" for number in old)

@@ -1,5 +1,5 @@
 """
-The target of a query's output, and the sinks that need nothing else.
+The target of a query's output, and the simple sinks.
 
 Spark's batch writer appends each micro-batch.  A micro-batch that is delivered again is appended
 again, except to Delta tables, see `delta`.
@@ -34,7 +34,7 @@ OptionValue = bool | float | int | str | None
 """The value of an option of Spark's writers."""
 
 RowFunction: TypeAlias = "Callable[[Row], None] | SupportsProcess"
-"""What `foreach` takes."""
+"""The functions and objects that `foreach` accepts."""
 
 ONE_TIME: Final = ("console", "memory", "noop")
 """Formats whose queries get a temporary checkpointLocation, as with `foreach`."""
@@ -53,7 +53,7 @@ _DISCARDS: Final = "noop"
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    The place and form in which output is written.
+    The place and the form of a query's output.
 
     *source* is None for the session's default; *settings* is lower-case key -> key and value.
     """
@@ -67,7 +67,7 @@ class Target:
     )
 
     def with_option(self, key: str, value: OptionValue) -> Target:
-        """Return the target with one more option; the case of a key does not matter."""
+        """Return the target with one more option; keys are case-insensitive."""
         return replace(self, settings={**self.settings, key.lower(): (key, value)})
 
     @property
@@ -87,13 +87,13 @@ class Target:
 def looking_sink(
     target: Target, source: str, query_name: str | None, memory: Callable[[str], Sink]
 ) -> Sink | None:
-    """Return the sink of `console`, or of `memory` for a query; None for other formats."""
+    """Return the sink for `console` or `memory`; None for other formats."""
     if target.table is None and source == "console":
         truncate = str(target.option("truncate", "true")).lower() == "true"
         return Console(int(str(target.option("numRows", 20))), truncate)
     if target.table is None and source == "memory":
         if not query_name:
-            raise UsageError("the memory sink needs a queryName, which is the name of its table")
+            raise UsageError("the memory sink requires a queryName, which names its table")
         return memory(query_name)
     return None
 
@@ -106,7 +106,7 @@ def refuse_read_only(source: str) -> None:
 
 def no_path(source: str) -> UsageError:
     """Return the error for files without a folder."""
-    return UsageError(f"the format {source} needs a path: .start(path) or .option('path', ...)")
+    return UsageError(f"the format {source} requires a path: .start(path) or .option('path', ...)")
 
 
 def columns_of(names: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def columns_of(names: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
     for name in chosen:
         if name.lower() not in spelled:
             raise UsageError(
-                f"cannot partition or cluster the output by {name!r}: it has the columns "
+                f"cannot partition or cluster the output by {name!r}: its columns are "
                 f"{', '.join(names)}"
             )
     return tuple(spelled[name.lower()] for name in chosen)
@@ -148,7 +148,7 @@ def append(frame: DataFrame, target: Target, options: Mapping[str, OptionValue])
 
 
 def foreach_sink(f: RowFunction) -> Sink:
-    """Return a sink that calls *f*, as Spark's `foreach` takes it, with each row in the tasks."""
+    """Return a sink that calls *f*, like Spark's `foreach`, with each row in the tasks."""
     process: Any = DataStreamWriter._construct_foreach_function(f)
 
     def write(frame: DataFrame, batch_id: int) -> None:

@@ -1,5 +1,5 @@
 """
-Tables that a query writes to, as the session's catalogs have them.
+The tables that a query writes to, as stored in the session's catalogs.
 
 A table of files is written by the sink of files, in the folder of the table.  All others are
 written by Spark's batch writer.
@@ -28,7 +28,7 @@ _FOLDER_EXISTS: Final = "LOCATION_ALREADY_EXISTS"
 @dataclass(frozen=True, slots=True)
 class KnownTable:
     """
-    A table that exists, by the name that the caller typed.
+    An existing table, with its name as the caller typed it.
 
     Args:
         source: Its format in lower case; "" if the catalog has none.
@@ -41,7 +41,7 @@ class KnownTable:
 
 
 def find_table(tables: Tables, name: str) -> KnownTable | None:
-    """Return the table of a name, if there is one; a view raises `UsageError`."""
+    """Return the table with a name, or None; raise `UsageError` for a view."""
     if tables.is_temporary_view(name):
         raise _view_error(name)
     table = tables.load(name)
@@ -55,7 +55,7 @@ def find_table(tables: Tables, name: str) -> KnownTable | None:
 
 def create_of_files(tables: Tables, target: Target, source: str, schema: StructType) -> None:
     """
-    Create a table of files, as Spark's `toTable` does; the option `path` is its folder.
+    Create a file-based table like Spark's `toTable`; the option `path` is its folder.
 
     The folder may have the rows of earlier runs, because a catalog in memory forgets its tables
     when the session ends.  A folder that exists and that the caller did not name is rejected.
@@ -79,19 +79,19 @@ def create_of_files(tables: Tables, target: Target, source: str, schema: StructT
         if condition_of(error) != _FOLDER_EXISTS:
             raise
         raise UsageError(
-            f"the catalog has no table {target.table}, but its folder exists "
-            f"({_first_line(error)}). A catalog in memory forgets its tables when the session "
-            "ends: name the folder by .option('path', ...) to go on with the rows that it has, "
-            "or keep tables in a metastore (enableHiveSupport)"
+            f"the catalog does not contain the table {target.table}, but its folder exists "
+            f"({_first_line(error)}). An in-memory catalog loses its tables when the session "
+            "ends: set the folder with .option('path', ...) to continue with its rows, "
+            "or store tables in a metastore (enableHiveSupport)"
         ) from error
 
 
 def place_of(tables: Tables, table: KnownTable, target: Target, schema: StructType) -> FilePlace:
-    """Return where and how to write the files of a table, if the output fits it."""
+    """Return where and how to write a table's files, if the output fits the table."""
     stored = tables.of_files(table.entry)
     if stored.has_buckets:
         raise UsageError(
-            f"the table {table.name} has buckets, which streaming output does not support: write to "
+            f"the table {table.name} is bucketed, which streaming output does not support: write to "
             "a table without CLUSTERED BY"
         )
     columns = stored.schema
@@ -102,7 +102,7 @@ def place_of(tables: Tables, table: KnownTable, target: Target, schema: StructTy
     if partition_by and partition_by != tuple(name.lower() for name in parts):
         raise UsageError(
             f"the table {table.name} is partitioned by {', '.join(parts) or 'no column'}, not by "
-            f"{', '.join(target.partition_by)}: leave partitionBy out"
+            f"{', '.join(target.partition_by)}: omit partitionBy"
         )
     _check_columns(table.name, columns, schema)
     option_names = {key.lower() for key in target.settings}
@@ -124,7 +124,7 @@ def _columns_of_files(
     tables: Tables, name: str, output: StructType
 ) -> tuple[StructType, tuple[str, ...]]:
     """
-    Return the columns and partitions of a table that the catalog has without columns.
+    Return the columns and partitions of a table whose columns the catalog lacks.
 
     Partition columns have the types of the output: their types in the folders' names are guesses.
     """
@@ -139,19 +139,19 @@ def _columns_of_files(
 
 
 def _check_columns(name: str, stored: StructType, output: StructType) -> None:
-    """Check that the output has the columns of a table, by name and type."""
+    """Check that the output's columns match a table's by name and type."""
     have = {field.name.lower(): field.dataType for field in output.fields}
     need = {field.name.lower(): field.dataType for field in stored.fields}
     if have.keys() != need.keys():
         raise UsageError(
-            f"the table {name} has the columns {', '.join(stored.names)}, the output has "
+            f"the table {name} has the columns {', '.join(stored.names)}, but the output has "
             f"{', '.join(output.names)}: select the columns of the table"
         )
     for column, kind in need.items():
         if _shape(have[column]) != _shape(kind):
             raise UsageError(
-                f"the column {column} of the table {name} is {kind.simpleString()}, that of the "
-                f"output is {have[column].simpleString()}: cast it"
+                f"the column {column} of the table {name} is {kind.simpleString()}, but in the "
+                f"output it is {have[column].simpleString()}: cast it"
             )
 
 
@@ -160,7 +160,7 @@ def _shape(kind: DataType) -> str:
 
 
 def _view_error(name: str) -> UsageError:
-    return UsageError(f"{name} is a view, and a query cannot write to a view: name a table")
+    return UsageError(f"{name} is a view, and a query cannot write to a view: use a table")
 
 
 def _first_line(error: PySparkException) -> str:

@@ -35,5 +35,5 @@ def test_the_equivalent_of_an_expression_is_named(
 ) -> None:
     monkeypatch.setattr(api, "Column", Expression)
     grouped: object = None  # the arguments are checked before the frame is looked at
-    with pytest.raises(UsageError, match=f"Column<.* is an expression of Spark.*{advice}"):
+    with pytest.raises(UsageError, match=f"Column<.* is a Spark expression.*{advice}"):
         aggregate(grouped, Expression(text))  # type: ignore[arg-type]

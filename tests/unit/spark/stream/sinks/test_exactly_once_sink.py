@@ -214,7 +214,9 @@ def test_a_driver_that_another_one_has_overtaken_is_fenced(record: str | None) -
     function = ExactlyOnce(MemorySink(target))
     deliver(function, batch(0))
     target.records = {} if record is None else {WRITER: record}
-    with pytest.raises(FencedError, match=r"this driver is at batch 1 .*: another driver runs"):
+    with pytest.raises(
+        FencedError, match=r"this driver is at batch 1 .*: a second driver is running"
+    ):
         deliver(function, batch(1))
     assert list(key_and_value(batch(0))) == target.rows
 
@@ -234,7 +236,7 @@ def test_a_rewound_query_warns_of_batches_that_were_given_up(
     target = Target()
     target.records[WRITER] = batch(7).record
     deliver(ExactlyOnce(MemorySink(target)), batch(number, timeline=2))
-    warning = f"has batches up to 7 of timeline 0, .* with batch {number}: delete the rows"
+    warning = f"contains batches up to 7 of timeline 0, .* with batch {number}: delete the rows"
     assert is_warned == (re.search(warning, caplog.text) is not None)
     assert batch(number, timeline=2).record == target.records[WRITER]
 
@@ -302,7 +304,7 @@ def test_rows_of_a_key_replace_each_other(tmp_path: Path) -> None:
     assert [("a", 1, "z"), ("a", 2, "new"), ("b", 1, "x")] == select(
         path, "select * from t order by 1, 2"
     )
-    with pytest.raises(UsageError, match="lack the key of the key; they have n, v"):
+    with pytest.raises(UsageError, match="lack key columns the key; they have n, v"):
         sink.write(batch_of(2, table.drop(["the key"])))
     assert batch(1).batch == sink.last_committed(WRITER)
     sink.close()
@@ -358,8 +360,8 @@ def test_an_error_of_the_rows_is_raised_as_it_is(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         (("totals.db", "t"), "a function that connects"),
-        ((sqlite3.connect, "t", "key"), "key is a list of columns"),
-        ((sqlite3.connect, "t", (), "named"), "paramstyle is one of"),
+        ((sqlite3.connect, "t", "key"), "key must be a list of columns"),
+        ((sqlite3.connect, "t", (), "named"), "paramstyle must be one of"),
     ],
 )
 def test_wrong_arguments_of_a_database_sink(arguments: tuple[Any, ...], text: str) -> None:
@@ -376,7 +378,7 @@ def test_a_driver_with_another_paramstyle_is_named(tmp_path: Path) -> None:
         def __getattr__(self, name: str) -> Callable[..., None]:
             return lambda *_: None
 
-    with pytest.raises(UsageError, match=r"the driver of .*Odd has the paramstyle ''"):
+    with pytest.raises(UsageError, match=r"the driver of .*Odd uses the paramstyle ''"):
         DatabaseSink(Odd, "t").last_committed(WRITER)  # type: ignore[arg-type]
 
 
@@ -404,17 +406,19 @@ def test_the_function_can_be_pickled(tmp_path: Path) -> None:
 
 
 def test_wrong_settings_of_a_kafka_sink() -> None:
-    with pytest.raises(UsageError, match=r"needs the setting 'bootstrap\.servers'"):
+    with pytest.raises(UsageError, match=r"requires the setting 'bootstrap\.servers'"):
         KafkaSink("topic", {})
-    with pytest.raises(UsageError, match=r"makes the setting transactional\.id: leave it out"):
+    with pytest.raises(UsageError, match=r"sets transactional\.id itself: omit it"):
         KafkaSink("topic", {"bootstrap.servers": "127.0.0.1:1", "transactional.id": "mine"})
 
 
 def test_rows_that_are_no_records_are_rejected_before_the_broker_is_asked() -> None:
     sink = KafkaSink("topic", {"bootstrap.servers": "127.0.0.1:1"}, timeout_s=0.1)
-    with pytest.raises(UsageError, match="a column value, and perhaps key; the output has key, n"):
+    with pytest.raises(
+        UsageError, match="a column value and optionally key, but the output has key, n"
+    ):
         sink.write(batch_of(0, pa.table({"key": ["a"], "n": [1]})))
-    with pytest.raises(UsageError, match="the column value of Kafka's records is int64: cast it"):
+    with pytest.raises(UsageError, match="the column value for Kafka is int64: cast it"):
         sink.write(batch_of(0, pa.table({"value": [1]})))
 
 

@@ -90,7 +90,9 @@ def test_a_driver_meets_a_record_of_its_number(
     target.driver()(batch(0), "row")
     target.meanwhile = lambda: target.driver()(late, "meanwhile")
     if is_fenced:
-        with pytest.raises(FencedError, match=r"has batch 1 \(a/8/1/\), .* another driver runs"):
+        with pytest.raises(
+            FencedError, match=r"contains batch 1 \(a/8/1/\), .* a second driver is running"
+        ):
             target.driver()(batch(1), "row")
     else:
         target.driver()(batch(1), "row")
