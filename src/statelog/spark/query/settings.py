@@ -319,7 +319,7 @@ class OperatorSettings(TypedDict, total=False):
             freeze: so are the later rows of the key. Its state stays as it was; the other keys are
             not affected.
         maxErrors: How many keys of one task and micro-batch may fail where onError is not "fail"?
-            With more the query stops. Default: 1,000.
+            With more the query stops.
         record: What is recorded of keys, for `statelog replay`? It is personal data where the rows
             are.  Default: nothing.
         retention: For how long are recordings, dead letters and rows of side outputs retained?
