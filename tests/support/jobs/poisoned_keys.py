@@ -122,7 +122,7 @@ def output_of(job: RecordedJob, acks: list[TaskAck]) -> list[str]:
     rows = []
     for ack in acks:
         parts = ack.output.staged if isinstance(ack.output.staged, tuple) else ()
-        data = [bytes(job.store.get(each.path)) for each in parts]
+        data = [bytes(job.store.get(part.path)) for part in parts]
         data += [ack.output.staged] if isinstance(ack.output.staged, bytes) else []
         rows += [repr(row) for part in data for row in from_ipc(part).to_pylist()]
     return sorted(rows)
@@ -133,8 +133,8 @@ def state_of(job: RecordedJob) -> dict[str, list[str]]:
         return {}
     with sl.open(job.location) as state:
         return {
-            each.name: sorted(map(repr, state.table(each.name).to_pylist()))
-            for each in state.variables()
+            variable.name: sorted(map(repr, state.table(variable.name).to_pylist()))
+            for variable in state.variables()
         }
 
 

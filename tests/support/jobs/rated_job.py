@@ -72,7 +72,7 @@ class RatedJob:
         return of_kinds(BatchRecord.of(self.job.base).attachments, BROADCAST)
 
     def objects(self) -> set[str]:
-        return {each.path for each in self.job.store.list("broadcasts")}
+        return {info.path for info in self.job.store.list("broadcasts")}
 
 
 ROWS = [("a", "add", 1), ("b", "put", 2), ("c", "add", 3)]

@@ -26,6 +26,8 @@ from statelog.extensions.broadcasts.driver import BroadcastVersions, kept_broadc
 from statelog.extensions.broadcasts.stored import BROADCAST
 from statelog.extensions.recordings.driver import key_bytes_of, keys_of_operators
 from statelog.extensions.recordings.format import DEAD_LETTERS, RECORDING
+from statelog.extensions.recordings.location import list_recordings, read_recording
+from statelog.extensions.recordings.step import RecordedStep, steps_of
 from statelog.metrics.table import BatchFigures
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
@@ -64,6 +66,16 @@ ATTACHING = [
 def added_by(ack: TaskAck, name: str) -> tuple[Addition, ...]:
     """Return what a task adds to the attachments of an extension."""
     return part_of(ack.extras, name, tuple) or ()
+
+
+def steps_recorded_by(job: RecordedJob) -> list[RecordedStep]:
+    """Return the steps of all recordings and dead letters of a job."""
+    return [
+        step
+        for stored in list_recordings(job.store)
+        for task in read_recording(job.store, stored)
+        for step in steps_of(task)
+    ]
 
 
 def attaching(
@@ -149,27 +161,27 @@ class RecordedJob:
         parts: list[list[tuple[Any, ...]]] = [[] for _ in ranges]
         for row in rows:
             group = key_group_of(row[:1], self.key, GROUPS)
-            at = next(index for index, one in enumerate(ranges) if group in one)
-            parts[at].append((group, *row))
+            task = next(number for number, groups in enumerate(ranges) if group in groups)
+            parts[task].append((group, *row))
         schema = pa.schema([pa.field(INPUT_KEY_GROUP_COLUMN, pa.int32()), *self.input])
-        made = []
+        inputs = []
         for part in parts:
             columns = list(zip(*part, strict=True)) if part else [[] for _ in schema]
             arrays = [
-                pa.array(column, one.type) for column, one in zip(columns, schema, strict=True)
+                pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)
             ]
             whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
             half = whole.num_rows // 2  # rows of a key in several batches
-            made.append([whole.slice(0, half), whole.slice(half)])
-        return made
+            inputs.append([whole.slice(0, half), whole.slice(half)])
+        return inputs
 
     def spec(self, now_ms: int, watermark_ms: int, ranges: tuple[KeyGroupRange, ...]) -> TaskSpec:
-        own = -1 if self.base is None else self.base.checkpoint_id
+        base_id = -1 if self.base is None else self.base.checkpoint_id
         handles = () if self.base is None else self.base.log
         record = None if self.base is None else BatchRecord.of(self.base)
         self.broadcasts = self.versions.choose(
             self.batch_id,
-            None if self.base is None else own,
+            None if self.base is None else base_id,
             record,
             self.coordinator.next_checkpoint_id,
         )
@@ -191,10 +203,10 @@ class RecordedJob:
                 schema=self.schema.to_json(),
             ),
             checkpoint_id=self.coordinator.next_checkpoint_id,
-            base_id=own,
-            restore_id=own,
+            base_id=base_id,
+            restore_id=base_id,
             committed=tuple(
-                handle.state_handle_id for handle in handles if handle.checkpoint_id == own
+                handle.state_handle_id for handle in handles if handle.checkpoint_id == base_id
             ),
             ranges=ranges,
             snapshots={},
@@ -207,12 +219,12 @@ class RecordedJob:
         """Return what the extensions tell a task."""
         record = None
         if self.record is not None:
-            each = max(self.record_bytes // tasks, 1)
+            task_bytes = max(self.record_bytes // tasks, 1)
             record = RecordSpec(
                 share=self.record.share,
                 keys=keys_of_operators(self.record, [self.key])[0],
-                batch_bytes=each,
-                key_bytes=min(key_bytes_of(self.record_bytes), each),
+                batch_bytes=task_bytes,
+                key_bytes=min(key_bytes_of(self.record_bytes), task_bytes),
                 operator_id="",
             )
         return {
@@ -255,10 +267,10 @@ class RecordedJob:
     ) -> list[TaskAck]:
         spec = self.spec(now_ms, watermark_ms, ranges)
         acks: list[TaskAck] = []
-        for own, batches in zip(ranges, self.batches(rows, ranges), strict=True):
+        for key_range, batches in zip(ranges, self.batches(rows, ranges), strict=True):
             # Outside Spark a task is the first partition.
-            one = replace(spec, ranges=(own, *(each for each in ranges if each != own)))
-            for _ in run_task(one, batches, acks.append):
+            others = [other for other in ranges if other != key_range]
+            for _ in run_task(replace(spec, ranges=(key_range, *others)), batches, acks.append):
                 pass
         return acks
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
+from tests.support.jobs.recorded_job import RecordedJob
+
+from statelog.spark.query.record import Record
 
 COLUMNS = "k string, op string, n long"
 OUTPUT = "k string, what string, n long"
@@ -61,8 +65,8 @@ class Steps(StatefulProcessor):
         return (
             (total[0] if total else 0)
             + (short[0] if short else 0)
-            + sum(one[0] for one in self.items.get())
-            + sum(one[0] for one in self.recent.get())
+            + sum(item[0] for item in self.items.get())
+            + sum(item[0] for item in self.recent.get())
             + sum(count[0] for count in self.counts.values())
             + len(list(self.seen.keys()))
         )
@@ -92,9 +96,9 @@ class FrameSteps(Steps):
         for frame in rows:
             for op, n in zip(frame["op"], frame["n"], strict=True):
                 self.do(op, int(n), self.time(timerValues))
-            found = pd.DataFrame({"k": [key[0]], "what": ["frame"], "n": [self.facts()]})
-            yield found
-            found["n"] = -1  # what was yielded was copied
+            yielded = pd.DataFrame({"k": [key[0]], "what": ["frame"], "n": [self.facts()]})
+            yield yielded
+            yielded["n"] = -1  # what was yielded was copied
 
     def handleExpiredTimer(
         self, key: Any, timerValues: Any, expiredTimerInfo: Any
@@ -108,3 +112,13 @@ class OtherSteps(Steps):
 
     def facts(self) -> int:
         return super().facts() + 1
+
+
+def steps_job(
+    folder: Path | str,
+    processor: StatefulProcessor | None = None,
+    record: Record | None = None,
+    **options: Any,
+) -> RecordedJob:
+    """Return a job of `Steps`, or of a different processor that takes its rows."""
+    return RecordedJob(str(folder), processor or Steps(), COLUMNS, OUTPUT, record, **options)

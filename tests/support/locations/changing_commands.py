@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from tests.support.locations.histories import key_of, rows_of
+from tests.support.locations.stored_job import StoredJob
 
 import statelog
 from statelog.checkpoint import verify_location
@@ -101,9 +102,8 @@ def with_independent_fork(place: Place) -> None:
     """Make a fork that needs no object of its parent any more, with garbage."""
     assert fork(place, "--copy") == 0
     store = open_existing_store(place.new)
-    made = statelog.fork(place.state, place.root / "other", state_only=True)
-    parent = open_existing_store(place.root / "other").get(PATHS.parent(made.fork_id))
-    store.put(PATHS.parent(made.fork_id), bytes(parent))
+    path = PATHS.parent(statelog.fork(place.state, place.root / "other", state_only=True).fork_id)
+    store.put(path, bytes(open_existing_store(place.root / "other").get(path)))
     shutil.rmtree(place.root / "other")
     store.put(PATHS.changelog("orphan"), b"unfinished")
 
@@ -168,19 +168,43 @@ COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
 }
 
 
+class Trial:
+    """A command and its location, which can be put back to the state before the command."""
+
+    def __init__(self, name: str, seed: str, folder: Path) -> None:
+        prepare, self.command = COMMANDS[name]
+        self.place = Place(folder / "work")
+        self.template = folder / "template"
+        job = StoredJob(seed, self.place.root, retained=3)
+        for _ in range(2 if name.endswith(" 1") else BATCHES):
+            job.micro_batch()
+        prepare(self.place)
+        shutil.copytree(self.place.root, self.template)
+
+    def reset(self) -> None:
+        shutil.rmtree(self.place.root)
+        shutil.copytree(self.template, self.place.root)
+
+    def call(self) -> int:
+        """Run the command and return its status."""
+        return self.command(self.place)
+
+
 def locations(place: Place) -> list[str]:
-    return [one for one in (place.state, place.new) if any(Path(one).glob("chk-*/_metadata"))]
+    folders = (place.state, place.new)
+    return [folder for folder in folders if any(Path(folder).glob("chk-*/_metadata"))]
 
 
 def damage_of(location: str) -> list[str]:
     store = open_existing_store(location)
-    return [found.problem for found in verify_location(store) if found.problem]
+    return [finding.problem for finding in verify_location(store) if finding.problem]
 
 
 def states_of(location: str) -> dict[str, Any]:
     """Return the newest state without the time of its micro-batch."""
     with StateReader.open(location) as reader:
-        return {one.name: rows_of(reader.table(one.name)) for one in reader.variables()}
+        names = [variable.name for variable in reader.variables()]
+        return {name: rows_of(reader.table(name)) for name in names}
 
 
 def tag_text(tag: Tag) -> str:
@@ -191,12 +215,12 @@ def tag_text(tag: Tag) -> str:
 
 def result(place: Place) -> dict[str, Any]:
     """Return what a command left: states, tags, references to parents, and files of the queries."""
-    found: dict[str, Any] = {}
+    after: dict[str, Any] = {}
     assert place.state in locations(place)
     for location in locations(place):
         store = open_existing_store(location)
         assert damage_of(location) == [], location
-        found[location] = (
+        after[location] = (
             states_of(location),
             [tag_text(tag) for tag in list_tags(store)],
             len(list(store.list(PATHS.parents))),
@@ -207,9 +231,9 @@ def result(place: Place) -> dict[str, Any]:
             for path in Path(query).rglob("*")
             if path.is_file() and path.name != "metadata"
         }
-        found[query] = files
+        after[query] = files
         if files:
             assert StoredQuery(open_store(query)).query_id()
     out = place.root / "out"
-    found["out"] = {path.name: pq.read_table(path).num_rows for path in out.glob("*.parquet")}
-    return found
+    after["out"] = {path.name: pq.read_table(path).num_rows for path in out.glob("*.parquet")}
+    return after

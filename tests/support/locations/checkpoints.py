@@ -3,12 +3,15 @@
 import itertools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.history import may_be_claim, present_ids
+from statelog.checkpoint.retained import Tag, TagKind
+from statelog.checkpoint.tags import put_tag
 from statelog.format.change_set import decode_change_set
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import (
@@ -81,7 +84,7 @@ def read_log(
     store: ObjectStore, log: Sequence[ChangelogStateHandle], *, metadata: bool = False
 ) -> list[StateChange]:
     """Read what a restoring task would replay."""
-    found = []
+    changes = []
     for handle in log:
         for entry in handle.handles_and_offsets:
             if isinstance(entry.handle, FileStateHandle):
@@ -92,8 +95,8 @@ def read_log(
                 if change.key_group in handle.key_group_range or (
                     metadata and change.key_group == -1
                 ):
-                    found.append(change)
-    return found
+                    changes.append(change)
+    return changes
 
 
 class ManualClock:
@@ -119,10 +122,10 @@ def coordinator(store: ObjectStore, owner: str = "a", **options: object) -> Chec
 
 
 def started(store: ObjectStore, owner: str = "a", **options: object) -> CheckpointCoordinator:
-    one = coordinator(store, owner, **options)
-    one.claim()
-    one.restore()
-    return one
+    run = coordinator(store, owner, **options)
+    run.claim()
+    run.restore()
+    return run
 
 
 def run_checkpoint(
@@ -148,6 +151,14 @@ def small_checkpoint(owner: CheckpointCoordinator, checkpoint_id: int, **more: o
 def checkpoint_ids(store: ObjectStore) -> list[int]:
     """Return the entries that are checkpoints, ascending; the other ones are claims."""
     return [number for number in present_ids(store) if not may_be_claim(store, number)]
+
+
+def put_named_tag(
+    store: ObjectStore, name: str, checkpoint_id: int, kind: TagKind = TagKind.TAG, **more: Any
+) -> Tag:
+    """Tag a checkpoint that may be incomplete, without the files of a query."""
+    tag = Tag(kind=kind, name=name, checkpoint_id=checkpoint_id)
+    return put_tag(store, tag, clock_ms=ManualClock(), **more)
 
 
 def memory_url() -> str:

@@ -48,7 +48,7 @@ def small_job(folder: Path) -> ObjectStore:
     the key groups from 4 on; the log before it counts for the others only.
     """
     store = open_store(str(folder))
-    one = started(store, retained=2)
+    run = started(store, retained=2)
     costs: list[dict[str, object]] = [
         {},
         {"milliseconds": {"plan": 10, "run": 90}, "retries": {"tasks": 0, "puts": 0}, "objects": 1},
@@ -66,7 +66,7 @@ def small_job(folder: Path) -> ObjectStore:
         },
     ]  # fmt: skip
     for batch_id, values in enumerate(costs):
-        checkpoint_id = one.next_checkpoint_id
+        checkpoint_id = run.next_checkpoint_id
         changes = [(group, b"x" * (1 + group)) for group in range(8)]
         log = log_in_file(store, ALL, [changes], checkpoint_id)
         snapshot = None
@@ -76,8 +76,8 @@ def small_job(folder: Path) -> ObjectStore:
             snapshot = MaterializedHandle(KeyGroupRange(4, 7), checkpoint_id, handle)
         task = TaskStateSnapshot(ALL, log, snapshot)
         properties = record(batch_id, **values).to_properties()
-        run_checkpoint(one, checkpoint_id, [task], properties=properties)
-        one.clean_up()
+        run_checkpoint(run, checkpoint_id, [task], properties=properties)
+        run.clean_up()
     return store
 
 

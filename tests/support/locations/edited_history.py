@@ -1,6 +1,6 @@
 """The state of a history, and the query that continues it after an edit."""
 
-from tests.support.locations.histories import History, rows_of
+from tests.support.locations.histories import History, Model, rows_of
 
 from statelog.checkpoint.history import Entries
 from statelog.state.reader import StateReader
@@ -13,10 +13,14 @@ def location_of(history: History) -> str:
 def states(history: History, checkpoint_id: int | None = None) -> dict:
     """Return the rows of all variables that have not expired at the last micro-batch."""
     with StateReader.open(location_of(history), checkpoint_id) as reader:
-        return {
-            one.name: rows_of(reader.table(one.name, now_ms=history.now_ms))
-            for one in reader.variables()
-        }
+        names = [variable.name for variable in reader.variables()]
+        return {name: rows_of(reader.table(name, now_ms=history.now_ms)) for name in names}
+
+
+def forget_in_model(model: Model, number: int) -> None:
+    model.timers.pop(number, None)
+    for entries in model.entries.values():
+        entries.pop(number, None)
 
 
 def restarted(history: History) -> History:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,9 @@ class Model:
                 if now_ms is None or entry.expires_at_ms is None or entry.expires_at_ms > now_ms
             ]
             is_list = NAMES[name] is StateKind.LIST
-            for at, one in enumerate(live):
-                place = at if is_list else one.place
-                rows.setdefault(key, []).append((place, one.value, one.expires_at_ms))
+            for position, entry in enumerate(live):
+                place = position if is_list else entry.place
+                rows.setdefault(key, []).append((place, entry.value, entry.expires_at_ms))
         return rows
 
     def evolve(self, new: OperatorStateSchema, now_ms: int) -> None:
@@ -113,17 +113,17 @@ class Model:
                 continue
             after = news[identity]
             for key, entries in self.entries.get(old.name, {}).items():
-                kept = []
-                for one in entries:
-                    one.value = {name: one.value.get(name) for name in after.value_schema.names}
+                live = []
+                for entry in entries:
+                    entry.value = {name: entry.value.get(name) for name in after.value_schema.names}
                     if old.ttl_ms is None and after.ttl_ms is not None:
-                        one.expires_at_ms = now_ms + after.ttl_ms
+                        entry.expires_at_ms = now_ms + after.ttl_ms
                     if old.ttl_ms is not None and after.ttl_ms is None:
-                        if (one.expires_at_ms or 0) <= now_ms:
+                        if (entry.expires_at_ms or 0) <= now_ms:
                             continue
-                        one.expires_at_ms = None
-                    kept.append(one)
-                self.entries[old.name][key] = kept
+                        entry.expires_at_ms = None
+                    live.append(entry)
+                self.entries[old.name][key] = live
         self.schema = new
 
 
@@ -183,7 +183,7 @@ class History:
         return StateDescriptor(
             name,
             NAMES[name],
-            pa.schema([(one, FIELDS[one]) for one in names]),
+            pa.schema([(field, FIELDS[field]) for field in names]),
             pa.schema([("u", pa.string())]) if NAMES[name] is StateKind.MAP else None,
             self.rng.choice([None, TTL_MS]),
         )
@@ -206,8 +206,8 @@ class History:
         present = tuple(self.descriptor(name) for name in NAMES if name not in dropped)
         timers = tuple(state for state in stored.states if state.kind is StateKind.TIMER)
         deleted = frozenset(dropped - {""})
-        wanted = replace(stored, states=(*present, *timers), deleted=deleted)
-        new = evolve(stored, wanted, now_ms=self.now_ms)
+        declared = replace(stored, states=(*present, *timers), deleted=deleted)
+        new = evolve(stored, declared, now_ms=self.now_ms)
         self.model.evolve(OperatorStateSchema.from_json(new.to_json()), self.now_ms)
 
     # --- a micro-batch --------------------------------------------------------------------------
@@ -257,8 +257,8 @@ class History:
         if self.rng.random() < 0.25:
             first, last = sorted(self.rng.choices(list(part), k=2))
             piece = KeyGroupRange(first, last)
-            mine = {kg: overlay for kg, overlay in overlays.items() if kg in piece}
-            data = state.snapshot(piece, mine, self.now_ms)
+            changes = {kg: overlay for kg, overlay in overlays.items() if kg in piece}
+            data = state.snapshot(piece, changes, self.now_ms)
             path = PATHS.task_owned(self.ids.new_id())
             self.store.put(path, data)
             handle = FileStateHandle(path, len(data), checksum([data]))
@@ -272,15 +272,18 @@ class History:
         cursor = objects.Cursor(self.now_ms)
         bound: dict[str, Any] = {}
         for state_id in codec.live:
-            one = codec.states[state_id]
-            prefix = "Expiring" if one.expires else ""
-            kind = one.descriptor.kind
+            variable = codec.states[state_id]
+            prefix = "Expiring" if variable.expires else ""
+            kind = variable.descriptor.kind
             if kind is StateKind.TIMER:
-                bound[TIMERS_NAME] = objects.Timers(cursor, state_id, one.value)
+                bound[TIMERS_NAME] = objects.Timers(cursor, state_id, variable.value)
                 continue
             maker = getattr(objects, f"{prefix}{kind.value.capitalize()}State")
-            codecs = [one.value] if one.user_key is None else [one.value, one.user_key]
-            bound[one.descriptor.name] = maker(cursor, state_id, *codecs, one.descriptor.ttl_ms)
+            codecs = [variable.value]
+            if variable.user_key is not None:
+                codecs.append(variable.user_key)
+            descriptor = variable.descriptor
+            bound[descriptor.name] = maker(cursor, state_id, *codecs, descriptor.ttl_ms)
         overlays: dict[int, Any] = {}
         for key in range(KEYS):
             if group_of(key) not in part or self.rng.random() < 0.6:
@@ -312,7 +315,7 @@ class History:
             return
         descriptor = schema.states[schema.state_id(name)]
         ttl_ms = descriptor.ttl_ms
-        value = {one: self.value(one) for one in descriptor.value_schema.names}
+        value = {field: self.value(field) for field in descriptor.value_schema.names}
         entry = Entry(value, None if ttl_ms is None else self.now_ms + ttl_ms)
         match descriptor.kind:
             case StateKind.VALUE:
@@ -323,7 +326,7 @@ class History:
                 entries.append(entry)
             case _:
                 entry.place = self.rng.choice("pqr")
-                entries[:] = [one for one in entries if one.place != entry.place]
+                entries[:] = [other for other in entries if other.place != entry.place]
                 if self.rng.random() < 0.7:
                     state.put((entry.place,), tuple(value.values()))
                     entries.append(entry)
@@ -383,6 +386,25 @@ class Calm(History):
 
 def live_names(model: Model) -> list[str]:
     return [state.name for state in model.schema.states if not state.dropped]
+
+
+def has_all_variables(history: History) -> bool:
+    return {*NAMES} <= {*live_names(history.model)}
+
+
+def first_history(
+    title: str,
+    store_of: Callable[[int], ObjectStore],
+    is_fit: Callable[[History], object] = has_all_variables,
+    batches: int = 6,
+) -> History:
+    """Return the first history, by its seed, that is fit after its micro-batches."""
+    for seed in range(100):
+        history = History(f"{title} {seed}", store_of(seed))
+        history.run(batches)
+        if is_fit(history):
+            return history
+    raise AssertionError("no seed is fit")
 
 
 def as_python(name: str, rows: list[Row]) -> Any:

@@ -16,7 +16,6 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import sanitize_column_names
 from pyiceberg.table import Table
-from tests.support.locations.checkpoints import ManualClock
 from tests.support.locations.histories import (
     NAMES,
     History,
@@ -28,8 +27,7 @@ from tests.support.locations.histories import (
 )
 
 import statelog
-from statelog.checkpoint.retained import Tag, TagKind, list_tags
-from statelog.checkpoint.tags import put_tag
+from statelog.checkpoint.retained import TagKind, list_tags
 from statelog.extensions.publish.publisher import PublishReport, TablePublisher, publisher
 from statelog.extensions.publish.table import CHECKPOINT
 from statelog.state.kinds import StateKind
@@ -144,7 +142,11 @@ class IcebergPublished(Published):
         facts = {
             snapshot.snapshot_id: snapshot.summary.additional_properties for snapshot in snapshots
         }
-        return {at: int(each[CHECKPOINT]) for at, each in facts.items() if CHECKPOINT in each}
+        return {
+            snapshot_id: int(properties[CHECKPOINT])
+            for snapshot_id, properties in facts.items()
+            if CHECKPOINT in properties
+        }
 
     def readings(self, snapshot: int) -> tuple[pa.Table, pa.Table]:
         table = self.table()
@@ -163,7 +165,7 @@ class IcebergPublished(Published):
         commit = SqlCatalog.commit_table
 
         def counted(catalog: Any, table: Any, requirements: Any, updates: Any) -> Any:
-            if not any(each.action == "add-snapshot" for each in updates):
+            if not any(update.action == "add-snapshot" for update in updates):
                 return commit(catalog, table, requirements, updates)
             return act(lambda: commit(catalog, table, requirements, updates))
 
@@ -291,14 +293,9 @@ def entry_row(place: Any, entry: dict[str, Any]) -> Row:
     return place, value, entry.get("expires_at_ms")
 
 
-def tag(published: Published, name: str, checkpoint_id: int) -> None:
-    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
-    put_tag(published.history.store, wanted, clock_ms=ManualClock())
-
-
 def pins(published: Published) -> set[int]:
     tags = list_tags(published.history.store)
-    return {each.checkpoint_id for each in tags if each.kind is TagKind.READER}
+    return {tag.checkpoint_id for tag in tags if tag.kind is TagKind.READER}
 
 
 def checkpoints(published: Published) -> set[int]:

@@ -55,7 +55,7 @@ class Killer:
         put, put_if_absent = ObstoreStore.put, ObstoreStore.put_if_absent
         delete = ObstoreStore.delete
 
-        def each(store: ObstoreStore, paths: Iterable[str]) -> None:
+        def delete_singly(store: ObstoreStore, paths: Iterable[str]) -> None:
             for path in paths:
                 self.change(lambda path=path: delete(store, [path]))  # type: ignore[misc]
 
@@ -63,7 +63,7 @@ class Killer:
         patch.setattr(
             ObstoreStore, "put_if_absent", lambda *given: self.change(lambda: put_if_absent(*given))
         )
-        patch.setattr(ObstoreStore, "delete", each)
+        patch.setattr(ObstoreStore, "delete", delete_singly)
         patch.setattr(os, "fsync", lambda descriptor: None)
         for name in ("link", "replace", "unlink"):
             patch.setattr(os, name, self._counted(getattr(os, name)))

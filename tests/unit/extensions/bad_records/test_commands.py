@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from tests.support.jobs.recorded_job import RecordedJob
-from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, Steps
+from tests.support.jobs.recorded_processors import steps_job
 
 import statelog
 from statelog.checkpoint.batch_record import BatchRecord
@@ -26,8 +26,7 @@ STEPS = ["--processor", "tests.support.jobs.recorded_processors:Steps"]
 
 
 def job_in(folder: Path, **policy: bool) -> RecordedJob:
-    errors = ErrorPolicy(True, MaxErrors(1000), **policy)
-    return RecordedJob(str(folder / "state"), Steps(), COLUMNS, OUTPUT, None, errors=errors)
+    return steps_job(folder / "state", errors=ErrorPolicy(True, MaxErrors(1000), **policy))
 
 
 @pytest.fixture
@@ -39,21 +38,31 @@ def job(tmp_path: Path) -> RecordedJob:
     return job
 
 
-def test_dead_letters_are_listed(call, job: RecordedJob) -> None:
+def test_dead_letters_are_listed_and_replayed(call, job: RecordedJob) -> None:
     text = " ".join(call("dead-letters", job.location).split())
     assert "handleInputRows" in text
     assert "cannot do 4" in text
     assert text.endswith("2 dead letters")
     assert "0 dead letters" == call("dead-letters", job.location, "--since", "2").strip()
-
-
-def test_json_has_the_rows_and_the_traceback(call, job: RecordedJob) -> None:
     (letter,) = call.lines("dead-letters", job.location, "--since", "1")
     facts = {name: letter[name] for name in ("checkpoint_id", "batch_id", "key", "error")}
     assert {"checkpoint_id": 2, "batch_id": 1, "key": ["k2"], "error": "ArithmeticError"} == facts
     assert [{"k": "k2", "op": "fail", "n": 7}] == letter["rows"]
     assert [] == letter["initial_rows"]
     assert "raise ArithmeticError" in letter["traceback"]
+    keys = call.lines("replay", job.location)
+    counts = {key["key"][0]: (key["steps"], key["failures"]) for key in keys}
+    assert {"k1": (0, 1), "k2": (0, 1)} == counts
+    said = call("replay", job.location, "k1", *STEPS, status=1)
+    assert "fails as recorded" in said
+    assert "ArithmeticError: cannot do 4" in said
+
+
+def test_an_operator_is_named(call, job: RecordedJob) -> None:
+    said = call("dead-letters", job.location, "--operator", "totals")
+    assert said.strip().endswith("2 dead letters")
+    said = call("dead-letters", job.location, "--operator", "other", status=2)
+    assert "does not have an operator 'other'; name one of totals" in said
 
 
 def test_the_rows_are_written_once(call, job: RecordedJob, tmp_path: Path) -> None:
@@ -127,15 +136,6 @@ def test_rows_of_two_operators_are_not_mixed(call, job: RecordedJob, tmp_path: P
         state.dead_letter_rows()
 
 
-def test_replay_opens_dead_letters(call, job: RecordedJob) -> None:
-    keys = call.lines("replay", job.location)
-    counts = {key["key"][0]: (key["steps"], key["failures"]) for key in keys}
-    assert {"k1": (0, 1), "k2": (0, 1)} == counts
-    said = call("replay", job.location, "k1", *STEPS, status=1)
-    assert "fails as recorded" in said
-    assert "ArithmeticError: cannot do 4" in said
-
-
 def test_frozen_keys_are_listed_and_unfrozen(call, tmp_path: Path) -> None:
     job = job_in(tmp_path, freezes=True)
     job.run([("k1", "fail", 3), ("k2", "fail", 4), ("k3", "fail", 4), ("k4", "add", 1)], 1000)
@@ -162,10 +162,3 @@ def test_frozen_keys_are_listed_and_unfrozen(call, tmp_path: Path) -> None:
 def test_unfreeze_needs_a_query_that_froze_keys(call, job: RecordedJob) -> None:
     said = " ".join(call("unfreeze", job.location, status=2).split())
     assert "no query with onError='freeze' has run there" in said
-
-
-def test_an_operator_is_named(call, job: RecordedJob) -> None:
-    said = call("dead-letters", job.location, "--operator", "other", status=2)
-    assert "does not have an operator 'other'; name one of totals" in said
-    said = call("dead-letters", job.location, "--operator", "totals")
-    assert said.strip().endswith("2 dead letters")

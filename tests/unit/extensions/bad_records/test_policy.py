@@ -40,22 +40,17 @@ def test_the_setting_has_the_words_of_the_policy() -> None:
     assert choice(*OnError).name == SETTINGS["onError"].kind.name
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("7", MaxErrors(7)),
-        (7, MaxErrors(7)),
-        (0.05, MaxErrors(0, 0.05)),
-        ("5e-2", MaxErrors(0, 0.05)),
-    ],
-)
-def test_the_bound_is_a_number_or_a_share(given: object, expected: MaxErrors) -> None:
-    setting = SETTINGS["maxErrors"].parse(given)
+BOUNDS = {7: MaxErrors(7), "7": MaxErrors(7), 0.05: MaxErrors(0, 0.05), "5e-2": MaxErrors(0, 0.05)}
+
+
+@pytest.mark.parametrize("value", BOUNDS)
+def test_the_bound_is_a_number_or_a_share(value: object) -> None:
+    setting = SETTINGS["maxErrors"].parse(value)
     assert isinstance(setting, int | float)
-    assert expected == MaxErrors.of(setting)
+    assert BOUNDS[value] == MaxErrors.of(setting)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("given", [0, -1, 1.5, "many", True, None, "nan", "inf", [3]])
-def test_another_bound_is_refused(given: object) -> None:
+@pytest.mark.parametrize("value", [0, -1, 1.5, "many", True, None, "nan", "inf", [3]])
+def test_a_bound_that_is_neither_is_rejected(value: object) -> None:
     with pytest.raises(InvalidOptionsError, match="maxErrors"):
-        SETTINGS["maxErrors"].parse(given)
+        SETTINGS["maxErrors"].parse(value)

@@ -28,8 +28,8 @@ from tests.support.jobs.poisoned_keys import (
     output_of,
     state_of,
 )
-from tests.support.jobs.recorded_job import RecordedJob
-from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, Steps
+from tests.support.jobs.recorded_job import RecordedJob, steps_recorded_by
+from tests.support.jobs.recorded_processors import Steps, steps_job
 
 import statelog as sl
 from statelog.checkpoint import collect_garbage
@@ -42,8 +42,7 @@ from statelog.extensions.bad_records.policy import ErrorPolicy, MaxErrors
 from statelog.extensions.broadcasts.driver import kept_broadcasts
 from statelog.extensions.broadcasts.stored import BROADCAST
 from statelog.extensions.recordings.format import DEAD_LETTERS
-from statelog.extensions.recordings.location import forget_key, list_recordings, read_recording
-from statelog.extensions.recordings.step import steps_of
+from statelog.extensions.recordings.location import forget_key, list_recordings
 from statelog.extensions.testing.replay import replay
 from statelog.format.sealed_file import unseal
 from statelog.spark.query.record import Record
@@ -53,10 +52,8 @@ from statelog.spark.worker.protocol import NEVER_MS
 pytestmark = pytest.mark.job
 
 
-def poisoned(
-    folder: Path, errors: ErrorPolicy | None = LETTERS, record: Record | None = None, **options: Any
-) -> RecordedJob:
-    return RecordedJob(str(folder), Poisoned(), COLUMNS, OUTPUT, record, errors=errors, **options)
+def poisoned(folder: Path, errors: ErrorPolicy = LETTERS, **options: Any) -> RecordedJob:
+    return steps_job(folder, Poisoned(), errors=errors, **options)
 
 
 def misfits_twice(batch: Batch) -> bool:
@@ -84,25 +81,19 @@ def test_a_dead_letter_fails_again_as_it_failed(
 ) -> None:
     """With the setting `record` too: what is recorded of other keys is what they saw."""
     assume(not any(map(misfits_twice, history)))  # which of the two is noticed first is not told
-    folder = tmp_path_factory.getbasetemp() / f"again-{in_pandas}"
     kind = PoisonedFrames if in_pandas else Poisoned
-    job = RecordedJob(
-        fresh(folder), kind(), COLUMNS, OUTPUT, Record(share=rate) if rate else None,
-        pandas=in_pandas, tasks=tasks, errors=LETTERS,
+    job = steps_job(
+        fresh(tmp_path_factory.getbasetemp() / f"again-{in_pandas}"), kind(),
+        Record(share=rate) if rate else None, pandas=in_pandas, tasks=tasks, errors=LETTERS,
     )  # fmt: skip
     now, failures = 1000, 0
     for elapsed, rows in history:
         now += elapsed
         failures += sum(failures_of(ack).letters.count for ack in job.run(rows, now))
-    steps = [
-        step
-        for stored in list_recordings(job.store)
-        for task in read_recording(job.store, stored)
-        for step in steps_of(task)
-    ]
+    steps = steps_recorded_by(job)
     assert failures == sum(step.failure is not None for step in steps)
     for key in {step.key for step in steps}:
-        for step in replay(str(folder), key, processor=kind()):
+        for step in replay(job.location, key, processor=kind()):
             assert () == step.differences, step.recorded.failure
             assert (step.error is None) == (step.recorded.failure is None)
 
@@ -145,10 +136,8 @@ def test_a_timer_that_failed_is_registered_again_by_an_edit(tmp_path: Path) -> N
     class Corrected(Rings):
         corrected = True
 
-    def job_of(name: str, processor: Steps) -> RecordedJob:
-        return RecordedJob(str(tmp_path / name), processor, COLUMNS, OUTPUT, None, errors=LETTERS)
-
-    bad, good = job_of("bad", Rings()), job_of("good", Corrected())
+    bad = steps_job(tmp_path / "bad", Rings(), errors=LETTERS)
+    good = steps_job(tmp_path / "good", Corrected(), errors=LETTERS)
     for job in (bad, good):
         job.run([("k1", "timer", 1), ("k2", "add", 1)], 1000)
         job.run([], 1150)
@@ -156,7 +145,7 @@ def test_a_timer_that_failed_is_registered_again_by_an_edit(tmp_path: Path) -> N
     assert [1100] == letter["timers"]
     sl.edit(bad.location, set={"$timers": {("k1",): letter["timers"]}}, apply=True)
     assert [letter] == letters_of(bad)
-    again = job_of("bad", Corrected())
+    again = steps_job(bad.location, Corrected(), errors=LETTERS)
     again.run([], 1150)
     assert state_of(good) == state_of(again)
 
@@ -190,7 +179,7 @@ NOT_OF_THE_ROWS = [
 
 @pytest.mark.parametrize("error", NOT_OF_THE_ROWS, ids=repr)
 def test_errors_that_are_not_of_rows_fail_the_batch(tmp_path: Path, error: BaseException) -> None:
-    job = RecordedJob(str(tmp_path), Raises(error), COLUMNS, OUTPUT, None, errors=LETTERS)
+    job = steps_job(tmp_path, Raises(error), errors=LETTERS)
     with pytest.raises(ProcessorError, match="handleInputRows failed for key") as raised:
         job.run([("k1", "add", 1), ("k2", "add", 1)])
     assert error is raised.value.__cause__
@@ -198,8 +187,7 @@ def test_errors_that_are_not_of_rows_fail_the_batch(tmp_path: Path, error: BaseE
 
 
 def test_an_interrupt_is_passed_on(tmp_path: Path) -> None:
-    processor = Raises(KeyboardInterrupt())
-    job = RecordedJob(str(tmp_path), processor, COLUMNS, OUTPUT, None, errors=LETTERS)
+    job = steps_job(tmp_path, Raises(KeyboardInterrupt()), errors=LETTERS)
     with pytest.raises(KeyboardInterrupt):
         job.run([("k1", "add", 1)])
 
@@ -250,29 +238,23 @@ def test_a_key_with_more_rows_than_memory_is_a_dead_letter(tmp_path: Path, op: s
 # ------------------------------------------------------------------------------------- bounds
 
 
-def failing_keys(failing: int, keys: int = 80) -> list[tuple[str, str, int]]:
-    return [(f"key {number}", "fail" if number < failing else "add", 1) for number in range(keys)]
-
-
 @pytest.mark.parametrize(
-    ("most", "failing", "keys"),
-    [(MaxErrors(3), 3, 80), (MaxErrors(0, 0.25), 20, 80), (MaxErrors(0, 0.01), 10, 10)],
+    ("most", "allowed"),
+    [(MaxErrors(3), 3), (MaxErrors(0, 0.25), 20), (MaxErrors(0, 0.01), 10)],
     ids=["a number", "a share", "a share allows ten keys in any case"],
 )
-def test_failed_keys_are_left_out(tmp_path: Path, most: MaxErrors, failing: int, keys: int) -> None:
-    job = poisoned(tmp_path, errors=replace(LETTERS, most=most))
-    assert failing == sum(failures_of(ack).keys for ack in job.run(failing_keys(failing, keys)))
-    assert failing == len(letters_of(job))
+def test_a_batch_fails_if_too_many_keys_fail(tmp_path: Path, most: MaxErrors, allowed: int) -> None:
+    def rows_of(failing: int) -> list[tuple[str, str, int]]:
+        return [(f"key {number}", "fail" if number < failing else "add", 1) for number in range(80)]
 
-
-@pytest.mark.parametrize(("most", "failing"), [(MaxErrors(3), 4), (MaxErrors(0, 0.25), 21)])
-def test_too_many_failed_keys_fail_the_batch(tmp_path: Path, most: MaxErrors, failing: int) -> None:
-    job = poisoned(tmp_path, errors=replace(LETTERS, most=most))
+    job = poisoned(tmp_path, replace(LETTERS, most=most))
     with pytest.raises(ProcessorError, match=r"more than maxErrors \([.\d]+\) allows") as raised:
-        job.run(failing_keys(failing))
+        job.run(rows_of(allowed + 1))
     assert "ArithmeticError: cannot do 1" in raised.value.message
     assert job.base is None
     assert [] == list(job.store.list("recordings"))
+    assert allowed == sum(failures_of(ack).keys for ack in job.run(rows_of(allowed)))
+    assert allowed == len(letters_of(job))
 
 
 def test_letters_beyond_their_bound_fail_the_batch(
@@ -283,7 +265,7 @@ def test_letters_beyond_their_bound_fail_the_batch(
     rows = [("k1", "append", number) for number in range(200)]
     with pytest.raises(ProcessorError, match="MiB for dead letters"):
         job.run([*rows, ("k1", "fail", 1)])
-    skipping = poisoned(tmp_path, errors=SKIP)
+    skipping = poisoned(tmp_path, SKIP)
     assert 1 == failures_of(skipping.run([*rows, ("k1", "fail", 1)])[0]).keys
 
 
@@ -338,14 +320,17 @@ def test_dead_letters_are_retained_by_age(tmp_path: Path) -> None:
 def files_of(job: RecordedJob) -> list[tuple[int, int, int]]:
     """Return oldest and newest checkpoint, and number of dead letters, of each file that is named."""
     assert job.base is not None
-    return [
-        (attachment.oldest, attachment.newest, attachment.count)
-        for attachment in of_kinds(BatchRecord.of(job.base).attachments, DEAD_LETTERS)
-    ]
+    files = of_kinds(BatchRecord.of(job.base).attachments, DEAD_LETTERS)
+    return [(file.oldest, file.newest, file.count) for file in files]
 
 
 def failing(job: RecordedJob, number: int) -> None:
     job.run([("k1", "fail", number), ("k2", "add", 1)])
+
+
+def failures_stored_in(job: RecordedJob) -> list[int]:
+    """Return the numbers that `failing` was called with."""
+    return [int(letter["message"].split()[-1]) for letter in letters_of(job)]
 
 
 def test_small_dead_letters_of_many_micro_batches_are_one_file(tmp_path: Path) -> None:
@@ -360,9 +345,9 @@ def test_small_dead_letters_of_many_micro_batches_are_one_file(tmp_path: Path) -
     assert expected == [letter["checkpoint_id"] for letter in letters_of(job)]
     with sl.open(job.location) as state:
         later = state.dead_letters(since=50)["checkpoint_id"].to_pylist()
-        assert [each for each in expected if each > 50] == later
-        sent = state.dead_letter_rows(since=50)["n"].to_pylist()
-        assert [each - 1 for each in later] == sent
+        assert [checkpoint_id for checkpoint_id in expected if checkpoint_id > 50] == later
+        numbers = state.dead_letter_rows(since=50)["n"].to_pylist()
+        assert [checkpoint_id - 1 for checkpoint_id in later] == numbers
     assert 1 == len([*job.store.list("recordings")])
     assert 1 == len(forget_key(job.store, "k1").rewritten)
     assert [] == letters_of(job)
@@ -375,7 +360,7 @@ def test_dead_letters_stay_in_order_where_some_are_large(tmp_path: Path) -> None
         failing(job, number)
     ranges = [(oldest, newest) for oldest, newest, _ in files_of(job)]
     assert [(1, 3), (4, 4), (5, 5), (6, 8), (9, 9), (10, 12)] == ranges
-    assert [*range(12)] == [int(letter["message"].split()[-1]) for letter in letters_of(job)]
+    assert [*range(12)] == failures_stored_in(job)
 
 
 def test_a_full_file_is_followed_by_a_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,23 +371,19 @@ def test_a_full_file_is_followed_by_a_next(tmp_path: Path, monkeypatch: pytest.M
     files = files_of(job)
     assert 10 == sum(count for _, _, count in files)
     assert 1 < len(files) < 10
-    assert [*range(10)] == [int(letter["message"].split()[-1]) for letter in letters_of(job)]
+    assert [*range(10)] == failures_stored_in(job)
 
 
 def test_broadcast_versions_are_retained_for_all_dead_letters_of_a_file() -> None:
-    def version(checkpoint: int, name: str = "rules") -> Attachment:
+    def attachment(kind: str, name: str, oldest: int, newest: int) -> Attachment:
         return Attachment(
-            kind=BROADCAST, name=name, oldest=checkpoint, newest=checkpoint,
-            path=f"{name}-{checkpoint}", size=1, crc=1, count=1, at_ms=1,
+            kind=kind, name=name, oldest=oldest, newest=newest, path=f"{name}-{newest}", size=1,
+            crc=1, count=1, at_ms=1,
         )  # fmt: skip
 
-    def letters(oldest: int, newest: int) -> Attachment:
-        return Attachment(
-            kind=DEAD_LETTERS, oldest=oldest, newest=newest, path="p", size=1, count=1, at_ms=1
-        )
-
-    before = [version(at) for at in (1, 3, 5, 7, 9)]
-    chosen = [version(11)]
-    for oldest, newest, kept in [(4, 7, [3, 5, 7]), (4, 4, [3]), (5, 5, [5]), (6, 6, [5])]:
-        versions = kept_broadcasts(before, chosen, [letters(oldest, newest)])
-        assert [*kept, 11] == [item.newest for item in versions]
+    before = [attachment(BROADCAST, "rules", number, number) for number in (1, 3, 5, 7, 9)]
+    chosen = [attachment(BROADCAST, "rules", 11, 11)]
+    for oldest, newest, retained in [(4, 7, [3, 5, 7]), (4, 4, [3]), (5, 5, [5]), (6, 6, [5])]:
+        letters = attachment(DEAD_LETTERS, "", oldest, newest)
+        versions = kept_broadcasts(before, chosen, [letters])
+        assert [*retained, 11] == [version.newest for version in versions]

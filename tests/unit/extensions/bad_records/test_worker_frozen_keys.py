@@ -27,7 +27,7 @@ from tests.support.jobs.poisoned_keys import (
     state_of,
 )
 from tests.support.jobs.recorded_job import RecordedJob
-from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
+from tests.support.jobs.recorded_processors import OUTPUT, steps_job
 
 import statelog as sl
 from statelog.checkpoint.audit import read_audit_log
@@ -70,38 +70,32 @@ def test_a_frozen_key_is_as_it_was_before_its_failure(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / f"freeze-{input_bytes}-{in_pandas}"
     kind, model = (PoisonedFrames(), ModelOfFrames()) if in_pandas else (Poisoned(), Model())
-    job, clean = (
-        RecordedJob(
-            fresh(folder / name), processor, COLUMNS, OUTPUT, None, pandas=in_pandas, tasks=tasks,
-            input_bytes=input_bytes, errors=errors,
-        )
-        for name, processor, errors in (("job", kind, FREEZE), ("clean", model, None))
-    )  # fmt: skip
-    now, held = 1000, []
+    options = {"pandas": in_pandas, "tasks": tasks, "input_bytes": input_bytes}
+    job = steps_job(fresh(folder / "job"), kind, errors=FREEZE, **options)
+    clean = steps_job(fresh(folder / "clean"), model, **options)
+    now, withheld = 1000, []
     for number, (elapsed, rows) in enumerate(history, 1):
         now += elapsed
         model.frozen |= failed_in(rows)
-        held += [(number, *row) for row in rows if row[0] in model.frozen]
-        taken = [row for row in rows if row[0] not in model.frozen]
-        acks, expected = job.run(rows, now), clean.run(taken, now)
+        withheld += [(number, *row) for row in rows if row[0] in model.frozen]
+        others = [row for row in rows if row[0] not in model.frozen]
+        acks, expected = job.run(rows, now), clean.run(others, now)
         assert output_of(clean, expected) == output_of(job, acks)
         state = state_of(job)
         assert len(model.frozen) == len(state.pop("$frozen"))
         assert state_of(clean) == state
-        assert min(ack.changes.next_due_ms for ack in acks) <= first_timer(job)
+        due_ms = [ack.changes.next_due_ms for ack in acks]
+        assert min(due_ms) <= first_timer(job)
         if input_bytes > 4000:  # an input in parts may report the time of a timer that was deleted
-            assert min(ack.changes.next_due_ms for ack in acks) == first_timer(job)
-            assert [ack.changes.next_due_ms for ack in expected] == [
-                ack.changes.next_due_ms for ack in acks
-            ]
+            assert min(due_ms) == first_timer(job)
+            assert due_ms == [ack.changes.next_due_ms for ack in expected]
     with sl.open(job.location) as state:
-        rows = state.dead_letter_rows()
-        assert sorted(row[1:] for row in held) == sorted(
-            map(tuple, map(dict.values, rows.to_pylist()))
-        )
-    of_rows = [letter for letter in letters_of(job) if not letter["timers"]]
-    assert {(row[0], row[1]) for row in held} == {
-        (letter["checkpoint_id"], letter["key"][2:-2]) for letter in of_rows
+        rows = state.dead_letter_rows().to_pylist()
+    assert sorted(row[1:] for row in withheld) == sorted(tuple(row.values()) for row in rows)
+    assert {(row[0], row[1]) for row in withheld} == {
+        (letter["checkpoint_id"], letter["key"][2:-2])
+        for letter in letters_of(job)
+        if not letter["timers"]
     }
 
 
@@ -122,12 +116,19 @@ class Journal(StatefulProcessor):
             yield Row(k=key[0], what="item", n=row.n)
 
 
-def journal(folder: Path, *, corrected: bool, **options: Any) -> RecordedJob:
-    processor = Journal(corrected)
+def journal(
+    folder: Path, processor: Journal | None = None, *, errors: ErrorPolicy | None = FREEZE,
+    record: Record | None = None,
+) -> RecordedJob:  # fmt: skip
     return RecordedJob(
-        str(folder), processor, "k string, n long", OUTPUT, options.pop("record", None), "none",
-        errors=FREEZE, **options,
+        str(folder / "job"), processor or Journal(), "k string, n long", OUTPUT, record, "none",
+        errors=errors,
     )  # fmt: skip
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> RecordedJob:
+    return journal(tmp_path)
 
 
 BATCHES = [
@@ -138,11 +139,10 @@ BATCHES = [
 ]
 
 
-def test_rows_of_a_frozen_key_are_handled_in_order_after_a_correction(tmp_path: Path) -> None:
-    job, whole = (
-        journal(tmp_path / "job", corrected=False),
-        journal(tmp_path / "whole", corrected=True),
-    )
+def test_rows_of_a_frozen_key_are_handled_in_order_after_a_correction(
+    job: RecordedJob, tmp_path: Path
+) -> None:
+    whole = journal(tmp_path / "whole", Journal(corrected=True))
     for rows in BATCHES:
         job.run(rows)
         whole.run(rows)
@@ -169,16 +169,14 @@ def test_rows_of_a_frozen_key_are_handled_in_order_after_a_correction(tmp_path: 
     sl.unfreeze(job.location, apply=True)
     with sl.open(job.location) as state:
         assert 0 == state.table("$frozen").num_rows
-    corrected = journal(tmp_path / "job", corrected=True)
+    corrected = journal(tmp_path, Journal(corrected=True))
     assert 0 == sum(failures_of(ack).letters.count for ack in corrected.run(rows))
     for job in (corrected, whole):
         job.run([("k1", 13), ("k2", 14)])
-    state, expected = state_of(corrected), state_of(whole)
-    assert expected == state
+    assert state_of(whole) == state_of(corrected)
 
 
-def test_single_keys_are_unfrozen(tmp_path: Path) -> None:
-    job = journal(tmp_path / "job", corrected=False)
+def test_single_keys_are_unfrozen(job: RecordedJob, tmp_path: Path) -> None:
     job.run([("k1", -1), ("k2", -2), ("k3", 3)])
     assert 1 == sl.unfreeze(job.location, ["k1", "k3"]).counts.changed
     assert () == read_audit_log(job.store).lines
@@ -188,8 +186,7 @@ def test_single_keys_are_unfrozen(tmp_path: Path) -> None:
     assert ("unfreeze", "done") == (line.begin.operation, line.outcome)
     assert (1, 1) == (report.counts.changed, report.counts.unchanged)
     assert 0 == sl.unfreeze(job.location, ["k1"], apply=True).counts.changed
-    again = journal(tmp_path / "job", corrected=False)
-    (ack,) = again.run([("k1", 5), ("k2", 6), ("k3", 7)])
+    (ack,) = journal(tmp_path).run([("k1", 5), ("k2", 6), ("k3", 7)])
     assert (0, 1) == (failures_of(ack).keys, failures_of(ack).letters.count)
     with sl.open(job.location) as state:
         assert [{"n": 5}] == state.get("items", "k1")
@@ -199,23 +196,20 @@ def test_single_keys_are_unfrozen(tmp_path: Path) -> None:
 
 
 def test_a_location_without_marks_is_refused(tmp_path: Path) -> None:
-    job = RecordedJob(str(tmp_path), Journal(), "k string, n long", OUTPUT, None, "none")
+    job = journal(tmp_path, errors=None)
     job.run([("k1", 1)])
     with pytest.raises(UsageError, match="no query with onError='freeze' has run there"):
         sl.unfreeze(job.location)
 
 
-def test_a_kill_before_the_commit_freezes_nothing(tmp_path: Path) -> None:
-    job = journal(tmp_path / "job", corrected=False)
+def test_a_kill_before_the_commit_freezes_nothing(job: RecordedJob, tmp_path: Path) -> None:
     job.run(BATCHES[0])
     job.run_killed(BATCHES[1])
-    again = journal(tmp_path / "job", corrected=True)
-    (ack,) = again.run(BATCHES[1])
+    (ack,) = journal(tmp_path, Journal(corrected=True)).run(BATCHES[1])
     assert (0, 0) == (failures_of(ack).keys, failures_of(ack).letters.count)
 
 
-def test_frozen_keys_do_not_count_as_failures(tmp_path: Path) -> None:
-    job = journal(tmp_path / "job", corrected=False)
+def test_frozen_keys_do_not_count_as_failures(job: RecordedJob) -> None:
     for number in range(2):
         rows = [(f"k{key}", -1) for key in range(number * 600, number * 600 + 600)]
         assert 600 == sum(failures_of(ack).keys for ack in job.run(rows))
@@ -232,9 +226,7 @@ def test_any_text_of_an_error_is_stored(tmp_path: Path, text: str) -> None:
             raise ValueError(text)
             yield
 
-    job = RecordedJob(
-        str(tmp_path), Fails(), "k string, n long", OUTPUT, None, "none", errors=FREEZE
-    )
+    job = journal(tmp_path, Fails())
     for _ in range(2):
         job.run([("k1", 1)])
     with sl.open(job.location) as state:
@@ -245,16 +237,13 @@ def test_any_text_of_an_error_is_stored(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_a_replay_does_not_show_the_marks(tmp_path: Path, rate: float) -> None:
-    record = Record(share=rate) if rate else None
-    job = journal(tmp_path / "job", corrected=False, record=record)
+    job = journal(tmp_path, record=Record(share=rate) if rate else None)
     for rows in BATCHES:
         job.run(rows)
     steps = replay(job.location, "k1", processor=Journal())
     failures = [step for step in steps if step.recorded.failure is not None]
-    assert ["ValueError", "statelog.FrozenKey", "statelog.FrozenKey"] == [
-        step.recorded.failure.error
-        for step in failures  # type: ignore[union-attr]
-    ]
+    errors = [step.recorded.failure.error for step in failures]  # type: ignore[union-attr]
+    assert ["ValueError", "statelog.FrozenKey", "statelog.FrozenKey"] == errors
     assert () == failures[0].differences
     for step in steps:
         assert "$frozen" not in step.before
@@ -263,8 +252,7 @@ def test_a_replay_does_not_show_the_marks(tmp_path: Path, rate: float) -> None:
     assert all(step.error is None for step in corrected)
 
 
-def test_a_forgotten_key_is_no_longer_frozen(tmp_path: Path) -> None:
-    job = journal(tmp_path / "job", corrected=False)
+def test_a_forgotten_key_is_no_longer_frozen(job: RecordedJob) -> None:
     job.run([("k1", -1), ("k2", -2)])
     sl.forget(job.location, "k1", now=True, apply=True)
     assert ['["k2"]'] == [letter["key"] for letter in letters_of(job)]

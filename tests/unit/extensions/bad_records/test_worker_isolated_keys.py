@@ -35,14 +35,13 @@ from tests.support.jobs.poisoned_keys import (
     output_of,
     state_of,
 )
-from tests.support.jobs.recorded_job import RecordedJob
-from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
+from tests.support.jobs.recorded_job import RecordedJob, steps_recorded_by
+from tests.support.jobs.recorded_processors import OUTPUT, steps_job
 
 from statelog.extensions.bad_records.dead_letters import failures_of
-from statelog.extensions.recordings.location import list_recordings, read_recording
-from statelog.extensions.recordings.step import steps_of
 from statelog.extensions.testing.replay import replay
 from statelog.model.handles import FileStateHandle
+from statelog.runtime.clock import RandomIds
 from statelog.spark.query.record import Record
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.rows.types import from_ipc
@@ -87,25 +86,19 @@ def test_a_job_of_many_keys_is_the_job_without_those_that_fail(
     folder = tmp_path_factory.getbasetemp() / f"many-{in_pandas}"
     kinds = (EmitsFrames, EmitsModelOfFrames) if in_pandas else (Emits, EmitsModel)
     kinds = tuple(map(forgetful, kinds)) if forgets else kinds  # type: ignore[assignment]
-    job, clean = (
-        RecordedJob(
-            fresh(folder / name), kind(), COLUMNS, OUTPUT,  # type: ignore[abstract]
-            Record(share=rate) if rate and errors else None,
-            pandas=in_pandas, input_bytes=input_bytes, errors=errors,
-        )
-        for name, kind, errors in (("job", kinds[0], LETTERS), ("clean", kinds[1], None))
-    )  # fmt: skip
+    options = {"pandas": in_pandas, "input_bytes": input_bytes}
+    record = Record(share=rate) if rate else None
+    job = steps_job(fresh(folder / "job"), kinds[0](), record, errors=LETTERS, **options)  # type: ignore[abstract]
+    clean = steps_job(fresh(folder / "clean"), kinds[1](), **options)  # type: ignore[abstract]
+
+    def drawn_row() -> tuple[str, str, int]:
+        operations = POISON if rng.random() < share else SAFE
+        return rng.choice(MANY), rng.choice(operations), rng.randrange(10)
+
     now = 1000
     for _ in range(2):
         now += rng.randrange(1, 500)
-        rows = [
-            (
-                rng.choice(MANY),
-                rng.choice(POISON if rng.random() < share else SAFE),
-                rng.randrange(10),
-            )
-            for _ in range(400)
-        ]
+        rows = [drawn_row() for _ in range(400)]
         failed = failed_in(rows)
         acks = job.run(rows, now)
         expected = clean.run([row for row in rows if row[0] not in failed], now)
@@ -114,13 +107,7 @@ def test_a_job_of_many_keys_is_the_job_without_those_that_fail(
         for name in ("operations", "timers"):
             assert in_batches(clean.location, name) == in_batches(job.location, name)
         assert failed <= {letter["key"][2:-2] for letter in letters_of(job)}
-    recorded = {
-        step.key
-        for stored in list_recordings(job.store)
-        for task in read_recording(job.store, stored)
-        for step in steps_of(task)
-    }
-    for key in sorted(recorded)[:10]:
+    for key in sorted({step.key for step in steps_recorded_by(job)})[:10]:
         for step in replay(job.location, key, processor=kinds[0]()):  # type: ignore[abstract]
             assert () == step.differences, step.recorded.failure
 
@@ -143,8 +130,14 @@ class Counts(StatefulProcessor):
             raise ValueError("below zero")
 
 
+def counting_job(folder: Path, **options: Any) -> RecordedJob:
+    return RecordedJob(
+        str(folder), Counts(), "k string, n long", OUTPUT, None, errors=SKIP, **options
+    )
+
+
 def test_each_call_is_made_once_in_a_part_without_a_failure(tmp_path: Path) -> None:
-    job = RecordedJob(str(tmp_path), Counts(), "k string, n long", OUTPUT, None, errors=SKIP)
+    job = counting_job(tmp_path)
     job.run([(key, 1) for key in MANY])
     assert {1} == set(Counts.calls.values())
     (ack,) = job.run([(key, -1 if key == "key 7" else 1) for key in MANY])
@@ -187,18 +180,14 @@ def test_a_repeated_call_gets_the_rows_as_they_were(tmp_path: Path, errors: Any)
         str(tmp_path / "rows"), ChangesRows(), "k string, items array<long>", OUTPUT, None,
         "none", errors=errors,
     )  # fmt: skip
-    acks = nested.run(rows)
-    assert (
-        149
-        == len(output_of(nested, acks))
-        == sum("'n': 100}" in x for x in output_of(nested, acks))
-    )
+    output = output_of(nested, nested.run(rows))
+    assert 149 == len(output) == sum("'n': 100}" in row for row in output)
     frames = RecordedJob(
         str(tmp_path / "frames"), ChangesFrames(), "k string, n long", OUTPUT, None, "none",
         pandas=True, errors=errors,
     )  # fmt: skip
-    acks = frames.run([(key, 1 if key != "key 9" else -1) for key in MANY])
-    assert 149 == sum("'n': 101}" in row for row in output_of(frames, acks))
+    output = output_of(frames, frames.run([(key, 1 if key != "key 9" else -1) for key in MANY]))
+    assert 149 == sum("'n': 101}" in row for row in output)
 
 
 def test_files_of_dropped_output_are_deleted(
@@ -206,9 +195,7 @@ def test_files_of_dropped_output_are_deleted(
 ) -> None:
     monkeypatch.setattr(output_parts, "_HELD_BYTES", 1_000)
     monkeypatch.setattr(output_parts, "_FIRST_ROWS", 10)
-    job = RecordedJob(
-        str(tmp_path), Counts(), "k string, n long", OUTPUT, None, errors=SKIP, inline_bytes=0
-    )
+    job = counting_job(tmp_path, inline_bytes=0)
     (ack,) = job.run([(key, -1 if key == MANY[-1] else 1) for key in MANY])
     assert isinstance(ack.output.staged, tuple)
     named = {handle.path for handle in ack.output.staged}
@@ -217,17 +204,6 @@ def test_files_of_dropped_output_are_deleted(
 
 
 # ------------------------------------------------------------------------------------ collectors
-
-
-class Ids:
-    """Numbers."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def new_id(self) -> str:
-        self.last += 1
-        return str(self.last)
 
 
 @pytest.mark.parametrize("is_staged", [False, True])
@@ -254,15 +230,15 @@ def test_output_that_is_not_dropped_is_delivered(is_staged: bool, steps: list[st
         file = SpillFile()
         output: Any = DirectOutput(rows, lambda _batch: None, schema, file)
         if is_staged:
-            files = OutputFiles(put, Ids(), lambda path: stored.pop(path) and None)  # type: ignore[arg-type, func-returns-value]
+            files = OutputFiles(put, RandomIds(), lambda path: stored.pop(path) and None)  # type: ignore[arg-type, func-returns-value]
             output = StagedOutputParts(rows, lambda _batch: None, schema, files, 0)
         expected: list[int] = []
         marks: list[int] = []
         for number, step in enumerate(steps):
             if step in ("rows", "many"):
-                made = range(number * 1000, number * 1000 + (50 if step == "many" else 3))
-                output.extend([Row(n=item) for item in made])
-                expected += made
+                added = range(number * 1000, number * 1000 + (50 if step == "many" else 3))
+                output.extend([Row(n=item) for item in added])
+                expected += added
             elif step == "flush":
                 output.flush()
             elif step == "mark":

@@ -25,8 +25,8 @@ def test_the_versions_of_all_checkpoints_are_listed(call, location: str) -> None
     assert ["rules"] * 3 == [version["name"] for version in (first, second, third)]
     assert first["version"] == second["version"] != third["version"]
     assert (first["since"], third["since"]) == (second["since"], third["checkpoint_id"])
-    shown = call("broadcasts", location, "--checkpoint", str(third["checkpoint_id"])).split()
-    assert {"rules", third["version"], "1", "row"} <= set(shown)
+    words = call("broadcasts", location, "--checkpoint", str(third["checkpoint_id"])).split()
+    assert {"rules", third["version"], "1", "row"} <= set(words)
 
 
 def test_the_rows_of_a_version_are_shown_and_written(call, location: str, tmp_path: Path) -> None:

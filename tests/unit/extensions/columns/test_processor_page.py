@@ -1,7 +1,4 @@
-"""
-The processors of docs/how-to/columnar.md and examples/columns.py do what the examples for single
-keys do.
-"""
+"""Processors of docs/how-to/columnar.md and examples/columns.py do what those for single keys do."""
 
 import datetime as dt
 import random
@@ -63,37 +60,33 @@ def batches(key: str, seed: int) -> list[list[dict[str, Any]]]:
 def test_columns_and_single_keys_agree(
     example: str, name: str, key: str, mode: str, seed: int
 ) -> None:
-    made = runpy.run_path(str(ROOT / "examples" / f"{example}.py"))
+    processors = runpy.run_path(str(ROOT / "examples" / f"{example}.py"))
     schema = f"{key} {'long' if key == 'id' else 'string'}"
-    timed = {"timeMode": mode, "keySchema": schema}
-    alone = ProcessorTester(made[name](), eventTimeExtractor=lambda row: 1 << 60, **timed)
+    options = {"timeMode": mode, "keySchema": schema}
+    alone = ProcessorTester(processors[name](), eventTimeExtractor=lambda row: 1 << 60, **options)
     columns = ProcessorTester(
-        page()[name](), eventTimeExtractor=lambda table: [1 << 60] * len(table), **timed
+        page()[name](), eventTimeExtractor=lambda table: [1 << 60] * len(table), **options
     )
     for number, batch in enumerate(batches(key, seed)):
         expected: list[Any] = []
         for value in dict.fromkeys(row[key] for row in batch):
             rows = [Row(**row) for row in batch if row[key] == value]
             expected += alone.test(value, rows)
-        by_columns = columns.testColumns(pa.Table.from_pylist(batch)).to_pylist()
-        assert shown(by_columns) == shown([row.asDict() for row in expected])
+        table = columns.testColumns(pa.Table.from_pylist(batch))
+        assert in_order(table.to_pylist()) == in_order([row.asDict() for row in expected])
         if mode == "EventTime":
-            watermark = (
-                int((EPOCH - dt.datetime(1970, 1, 1)).total_seconds() * 1000) + number * 1_300_000
-            )
-            expected, table = alone.setWatermark(watermark), columns.setWatermark(watermark)
-            assert shown(table.to_pylist()) == shown([row.asDict() for row in expected])
+            watermark_ms = int(EPOCH.replace(tzinfo=dt.UTC).timestamp()) * 1000 + number * 1_300_000
+            expected, table = alone.setWatermark(watermark_ms), columns.setWatermark(watermark_ms)
+            assert in_order(table.to_pylist()) == in_order([row.asDict() for row in expected])
         if number % 3 == 2:
             columns.restart()
 
 
-def shown(rows: list[dict[str, Any]]) -> list[Any]:
+def in_order(rows: list[dict[str, Any]]) -> list[Any]:
     """Return rows in an order, with times without a zone."""
-    plain = [
-        {
-            name: value.replace(tzinfo=None) if isinstance(value, dt.datetime) else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
-    return sorted((sorted(row.items()) for row in plain), key=repr)
+
+    def plain(value: Any) -> Any:
+        return value.replace(tzinfo=None) if isinstance(value, dt.datetime) else value
+
+    cells = [sorted((name, plain(value)) for name, value in row.items()) for row in rows]
+    return sorted(cells, key=repr)

@@ -43,27 +43,22 @@ def rows(*pairs: tuple[str | None, float]) -> dict[str, list[Any]]:
     return {"customer": [key for key, _ in pairs], "amount": [amount for _, amount in pairs]}
 
 
-batches = st.lists(
-    st.lists(
-        st.tuples(st.sampled_from(["a", "b", "c", "ä", "", None]), st.integers(-9, 9)), min_size=1
-    ),
-    min_size=1,
-    max_size=6,
-)
+pairs = st.tuples(st.sampled_from(["a", "b", "c", "ä", "", None]), st.integers(-9, 9))
+histories = st.lists(st.lists(pairs, min_size=1), min_size=1, max_size=6)
 
 
-@given(batches)
+@given(batches=histories)
 @settings(max_examples=40, deadline=None)
-def test_totals_equal_those_of_a_dict(given_batches: list[list[tuple[str | None, int]]]) -> None:
+def test_totals_equal_those_of_a_dict(batches: list[list[tuple[str | None, int]]]) -> None:
     tester = ProcessorTester(
         Totals(), keySchema=KEY, outputStructType="customer string, n long, amount double"
     )
     totals: dict[str | None, tuple[int, float]] = {}
-    for number, batch in enumerate(given_batches):
+    for number, batch in enumerate(batches):
         expected = {}
         for key, amount in batch:
-            n, held = totals.get(key, (0, 0.0))
-            totals[key] = expected[key] = (n + 1, held + amount)
+            n, before = totals.get(key, (0, 0.0))
+            totals[key] = expected[key] = (n + 1, before + amount)
         for key in expected:
             if totals[key][1] < 0:
                 del totals[key]
@@ -95,11 +90,8 @@ def test_each_put_begins_the_time_to_live_again() -> None:
     tester.testColumns(rows(("a", 1.0)))
     tester.setProcessingTime(120)
     tester.restart()
-    out = tester.testColumns(rows(("a", 1.0), ("b", 5.0))).to_pylist()
-    assert [(row["customer"], row["n"], row["amount"]) for row in out] == [
-        ("a", 3, 3.0),
-        ("b", 1, 5.0),
-    ]
+    out = tester.testColumns(rows(("a", 1.0), ("b", 5.0)))
+    assert out.to_pydict() == {"customer": ["a", "b"], "n": [3, 1], "amount": [3.0, 5.0]}
 
 
 class Reminders(ColumnarProcessor):
@@ -116,10 +108,8 @@ class Reminders(ColumnarProcessor):
         yield {"customer": keys["customer"], "times": self.timers.get(keys)}
 
     def expired(self, keys: Any, expiry_ms: Any, times: Any) -> Iterator[Any]:
-        yield {
-            "customer": keys["customer"],
-            "times": pa.array([[time] for time in expiry_ms.to_pylist()]),
-        }
+        expired = pa.array([[time] for time in expiry_ms.to_pylist()])
+        yield {"customer": keys["customer"], "times": expired}
 
 
 def test_timers_are_sets_of_times() -> None:
@@ -128,15 +118,23 @@ def test_timers_are_sets_of_times() -> None:
     out = tester.testColumns({"customer": ["a", "a", "b", "a"], "due": [30, 20, 25, 30]})
     assert dict(zip(*out.to_pydict().values(), strict=True)) == {"a": [20, 30], "b": [25]}
     tester.restart()
-    assert tester.setProcessingTime(26).to_pydict() == {
-        "customer": ["a", "b"],
-        "times": [[20], [25]],
-    }
+    fired = tester.setProcessingTime(26)
+    assert fired.to_pydict() == {"customer": ["a", "b"], "times": [[20], [25]]}
     assert tester.testNoData().num_rows == 0
     assert tester.peekTimers("a") == [30]
     out = tester.testColumns({"customer": ["a", "b"], "due": [-30, -1]})
     assert out.to_pydict() == {"customer": ["a", "b"], "times": [None, None]}
     assert tester.setProcessingTime(99).num_rows == 0
+
+
+class NoTable(ColumnarProcessor):
+    """Yields a number."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
+        yield 3
 
 
 @pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame, pa.table, dict])
@@ -168,5 +166,7 @@ def test_what_does_not_fit_is_refused() -> None:
         tester.test("a", [])
     with pytest.raises(UsageError, match="requires keySchema"):
         ProcessorTester(Totals()).testColumns(rows(("a", 1.0)))
+    with pytest.raises(ProcessorError, match=r"NoTable.process failed .*the output"):
+        ProcessorTester(NoTable(), keySchema=KEY).testColumns({"customer": ["a"]})
     with pytest.raises(ProcessorError, match="timers need the time mode"):
         ProcessorTester(Reminders(), keySchema=KEY).testColumns({"customer": ["a"], "due": [1]})

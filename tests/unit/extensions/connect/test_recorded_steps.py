@@ -44,7 +44,7 @@ UNKNOWN = f"""\
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "plan"),
     [
         (VIEW, InputPlan(has_watermark=True, is_stateless=True, sources=1)),
         (WITH_A_BATCH_FRAME, InputPlan(is_stateless=True, sources=2)),
@@ -54,5 +54,5 @@ UNKNOWN = f"""\
     ],
     ids=["view", "batch frame", "two streams", "aggregate", "unknown"],
 )
-def test_the_facts_are_those_of_the_plan(text: str, wanted: InputPlan) -> None:
-    assert facts_in(text) == wanted
+def test_the_facts_are_those_of_the_plan(text: str, plan: InputPlan) -> None:
+    assert facts_in(text) == plan

@@ -33,23 +33,22 @@ def test_figures_of_old_batches_are_replaced() -> None:
 
 @pytest.mark.parametrize("location", ["state", "./state", "some/where", "checkpoint/of/state"])
 def test_a_relative_path_is_rejected(location: str) -> None:
-    with pytest.raises(UsageError, match="absolute path"):
-        refuse_relative(location, QuerySettings())
-    for settings in (QuerySettings(state_location=location), QuerySettings(base_location=location)):
+    for checkpoint_location, settings in (
+        (location, QuerySettings()),
+        ("/absolute", QuerySettings(state_location=location)),
+        ("/absolute", QuerySettings(base_location=location)),
+    ):
         with pytest.raises(UsageError, match="absolute path"):
-            refuse_relative("/absolute", settings)
+            refuse_relative(checkpoint_location, settings)
 
 
-def test_urls_and_absolute_paths_are_not_rejected() -> None:
+def test_urls_absolute_paths_and_the_word_for_the_checkpoint_location_are_not_rejected() -> None:
     refuse_relative("/a", QuerySettings(state_location="s3a://b/c", base_location="file:/d"))
     refuse_relative("checkpoint:", QuerySettings())
-
-
-def test_the_word_for_the_checkpoint_location_is_not_a_path() -> None:
     refuse_relative("/a", QuerySettings(state_location="checkpoint"))
     refuse_relative("/a", QuerySettings(base_location="checkpoint"))
     with pytest.raises(UsageError, match="absolute path"):
-        refuse_relative("checkpoint", QuerySettings())
+        refuse_relative("checkpoint", QuerySettings())  # there it is a relative path
 
 
 def _sink(frame: object, batch_id: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import Row
 
 from statelog.errors import UsageError
-from statelog.extensions.migration.initial_state import _ValueVariable
+from statelog.extensions.migration import initial_state
 from statelog.spark import StatefulProcessor, with_initial_state
 from statelog.testing import ProcessorTester
 
@@ -80,103 +80,88 @@ def row_of(live_ms: int, gone_ms: int, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def starting(rows: list[dict[str, Any]], *, pandas: bool) -> ProcessorTester:
+def starting(row: dict[str, Any], *, pandas: bool) -> ProcessorTester:
     options: dict[str, Any] = {"timeMode": "ProcessingTime", "outputStructType": OUTPUT}
     if pandas:
-        frames = [("a", pd.DataFrame([row])) for row in rows]
-        options["initialStatePandas"] = frames
+        options["initialStatePandas"] = [("a", pd.DataFrame([row]))]
         return ProcessorTester(with_initial_state(ShowsInPandas()), **options)
-    options["initialStateRow"] = [("a", Row(**row)) for row in rows]
+    options["initialStateRow"] = [("a", Row(**row))]
     return ProcessorTester(with_initial_state(Shows()), **options)
 
 
-def shown_by(found: ProcessorTester, *, pandas: bool) -> list[str]:
+def texts_in(output: Any) -> list[str]:
+    """Return the texts of rows or of a frame."""
+    return list(output["shown"]) if isinstance(output, pd.DataFrame) else [r.shown for r in output]
+
+
+def shown_with(row: dict[str, Any], *, pandas: bool) -> str:
+    """Return the state of the key after its initial state, as text."""
+    tester = starting(row, pandas=pandas)
     if pandas:
-        frame = found.testInPandas("a", pd.DataFrame({"key": ["a"]}))
-        return list(frame["shown"])
-    return [row.shown for row in found.test("a", [Row(key="a")])]
+        (text,) = texts_in(tester.testInPandas("a", pd.DataFrame({"key": ["a"]})))
+    else:
+        (text,) = texts_in(tester.test("a", [Row(key="a")]))
+    return text.replace("Row(n=7)", "(7,)")
 
 
 BOTH = pytest.mark.parametrize("pandas", [False, True], ids=["rows", "pandas"])
 
 
 @BOTH
-def test_what_has_not_expired_is_put_back_in_order(pandas: bool) -> None:
-    tester = starting([row_of(HOUR, 0)], pandas=pandas)  # the tester's time is 0
-    (text,) = shown_by(tester, pandas=pandas)
-    wanted = [(7,), ["ink"], {"pen": 1}, [HOUR, 2 * HOUR]]
-    assert text.replace("Row(n=7)", "(7,)") == repr(wanted)
+def test_state_is_put_back_in_order_but_what_has_expired(pandas: bool) -> None:
+    timers = [HOUR, 2 * HOUR]
+    for row, state in (
+        (row_of(HOUR, 0), [(7,), ["ink"], {"pen": 1}, timers]),  # the tester's time is 0
+        (row_of(0, 0), [None, [], {}, timers]),
+    ):
+        assert shown_with(row, pandas=pandas) == repr(state)
+    row = row_of(0, 0, statelog_timers=None, statelog_state={**STATE, "items": None})
+    del row["statelog_expiry"]
+    assert shown_with(row, pandas=pandas) == repr([(7,), [], {"pen": 1, "ink": 2}, []])
 
 
 def test_list_elements_are_put_one_by_one_for_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    from statelog.extensions.migration import initial_state
-
     monkeypatch.setattr(initial_state, "lists_are_sent_as_frames", lambda: True)
-    (text,) = shown_by(starting([row_of(2**62, 2**62)], pandas=False), pandas=False)
-    assert "['pen', 'ink']" in text
-
-
-@BOTH
-def test_a_frame_without_expiry_and_nulls_in_it(pandas: bool) -> None:
-    row = row_of(0, 0, statelog_timers=None, statelog_state={**STATE, "items": None})
-    del row["statelog_expiry"]
-    tester = starting([row], pandas=pandas)
-    (text,) = shown_by(tester, pandas=pandas)
-    assert text.replace("Row(n=7)", "(7,)") == repr([(7,), [], {"pen": 1, "ink": 2}, []])
-
-
-@BOTH
-def test_expired_lists_are_not_put(pandas: bool) -> None:
-    tester = starting([row_of(0, 0)], pandas=pandas)
-    (text,) = shown_by(tester, pandas=pandas)
-    assert text == repr([None, [], {}, [HOUR, 2 * HOUR]])
+    assert "['pen', 'ink']" in shown_with(row_of(2**62, 2**62), pandas=False)
 
 
 @BOTH
 def test_timers_fire(pandas: bool) -> None:
-    tester = starting([row_of(1, 1)], pandas=pandas)
-    fired = tester.setProcessingTime(HOUR + 1)
-    rows = list(fired["shown"]) if pandas else [row.shown for row in fired]
-    assert rows == [f"fired at {HOUR}"]
+    tester = starting(row_of(1, 1), pandas=pandas)
+    assert texts_in(tester.setProcessingTime(HOUR + 1)) == [f"fired at {HOUR}"]
 
 
 @BOTH
 @pytest.mark.parametrize(
-    ("changes", "match"),
+    ("state", "match"),
     [
-        ({"statelog_state": {"dropped": [{"n": 1}]}}, "a variable 'dropped', which init"),
+        ({"dropped": [{"n": 1}]}, "a variable 'dropped', which init"),
+        ({"total": [{"n": 1}]}, "the kind of 'total' in the initial state differs"),
+        ({"items": {"n": 1}}, "the kind of 'items' in the initial state differs"),
+        ({"total": {"n": 1, "m": 2}}, r"fields \(n, m\) in 'total', where"),
         (
-            {"statelog_state": {"total": [{"n": 1}]}},
-            "the kind of 'total' in the initial state differs",
-        ),
-        (
-            {"statelog_state": {"items": {"n": 1}}},
-            "the kind of 'items' in the initial state differs",
-        ),
-        ({"statelog_state": {"total": {"n": 1, "m": 2}}}, r"fields \(n, m\) in 'total', where"),
-        (
-            {"statelog_state": {"counts": [{"key": {"n": 1}, "value": {"n": 1}}]}},
+            {"counts": [{"key": {"n": 1}, "value": {"n": 1}}]},
             r"fields \(n\) in 'counts.key', where init\(\) declares \(item\)",
         ),
     ],
 )
 def test_state_that_the_processor_does_not_declare_is_rejected(
-    changes: dict[str, Any], match: str, pandas: bool
+    state: dict[str, Any], match: str, pandas: bool
 ) -> None:
-    row = row_of(0, 0, **changes)
+    row = row_of(0, 0, statelog_state=state)
     del row["statelog_expiry"]
     with pytest.raises(Exception, match=match) as raised:
-        starting([row], pandas=pandas)
+        starting(row, pandas=pandas)
     assert isinstance(raised.value.__cause__, UsageError)
 
 
-def test_another_frame_is_refused() -> None:
+def test_a_frame_of_something_else_is_rejected() -> None:
     with pytest.raises(Exception, match="no column statelog_state, but key, n; pass the frame"):
-        starting([{"key": "a", "n": 1}], pandas=False)
+        starting({"key": "a", "n": 1}, pandas=False)
 
 
 def test_types_that_cannot_be_read_from_text_are_asked_for() -> None:
-    variable = _ValueVariable("total", None, "n uncommon")
+    variable = initial_state._ValueVariable("total", None, "n uncommon")
     for is_utc in (False, True):
         with pytest.raises(UsageError, match="declare them as a StructType"):
             variable.value({"n": 7}, is_utc)

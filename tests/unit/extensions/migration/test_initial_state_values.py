@@ -23,7 +23,7 @@ SCHEMA = (
     "n bigint, s struct<a:int,b:array<string>>, m map<string,bigint>, ats array<timestamp>, "
     "raw binary, gap interval day to second, plain timestamp_ntz, by map<struct<x:int>,int>, text string"
 )
-WANTED = (
+CONVERTED = (
     2**60 + 1, (1, ["x", None]), {"p": 2**60 + 1, "q": None}, [UTC_MOMENT, None], b"\0\1",
     dt.timedelta(seconds=5), MOMENT, {(1,): 2}, "NaT",
 )  # fmt: skip
@@ -49,11 +49,11 @@ def test_every_form_of_a_struct_becomes_one(values: list[Any]) -> None:
     convert = plain_struct(parse_ddl(SCHEMA), is_utc=True, path="total")
     names = parse_ddl(SCHEMA).names
     fields = dict(zip(names, values, strict=True))
-    moved = {name: fields[name] for name in sorted(names)}
-    for struct in (fields, Row(**fields), moved, Row(**moved)):
+    reordered = {name: fields[name] for name in sorted(names)}
+    for struct in (fields, Row(**fields), reordered, Row(**reordered)):
         converted = convert(struct)
-        assert converted == WANTED
-        assert list(map(type, converted)) == list(map(type, WANTED))
+        assert converted == CONVERTED
+        assert list(map(type, converted)) == list(map(type, CONVERTED))
     assert convert(dict.fromkeys(names)) == (None,) * len(names)
 
 
@@ -68,13 +68,10 @@ def test_fields_are_found_by_their_names_at_every_depth() -> None:
     inner = "struct<a:int,b:int>"
     schema = f"s {inner}, l array<{inner}>, m map<{inner},array<{inner}>>"
     convert = plain_struct(parse_ddl(schema), is_utc=True, path="total")
-    moved, named = {"b": 2, "a": 1}, Row(b=2, a=1)
-    for pairs in ({named: [moved]}, [(moved, [named])]):
-        assert convert({"m": pairs, "l": [moved, None, named], "s": moved}) == (
-            (1, 2),
-            [(1, 2), None, (1, 2)],
-            {(1, 2): [(1, 2)]},
-        )
+    by_name, row = {"b": 2, "a": 1}, Row(b=2, a=1)
+    converted = ((1, 2), [(1, 2), None, (1, 2)], {(1, 2): [(1, 2)]})
+    for pairs in ({row: [by_name]}, [(by_name, [row])]):
+        assert convert({"m": pairs, "l": [by_name, None, row], "s": by_name}) == converted
 
 
 @pytest.mark.parametrize(
@@ -100,14 +97,13 @@ def test_other_fields_are_refused_by_their_names(struct: Any, path: str, stored:
 
 def test_spark_sends_what_it_would_send_for_the_values_of_a_processor() -> None:
     schema = parse_ddl(SCHEMA)
-    values = [*PYTHON]
-    values[1] = Row(a=1, b=["x", None])
-    values[2], values[4], values[7] = dict(PYTHON[2]), b"\0\1", {Row(x=1): 2}
-    values[3] = [UTC_MOMENT, None]
-    converted = plain_struct(schema, is_utc=True, path="total")(
-        dict(zip(schema.names, PYTHON, strict=True))
-    )
-    assert schema.toInternal(converted) == schema.toInternal(tuple(values))
+    of_processor = (
+        PYTHON[0], Row(a=1, b=["x", None]), dict(PYTHON[2]), [UTC_MOMENT, None], b"\0\1",
+        *PYTHON[5:7], {Row(x=1): 2}, PYTHON[8],
+    )  # fmt: skip
+    convert = plain_struct(schema, is_utc=True, path="total")
+    converted = convert(dict(zip(schema.names, PYTHON, strict=True)))
+    assert schema.toInternal(converted) == schema.toInternal(of_processor)
 
 
 class Nested(StatefulProcessor):

@@ -14,7 +14,7 @@ from statelog.extensions.migration.to_spark import new_files
 
 FILES = '{"logOffset":12}'
 KAFKA = '{"topic":{"0":7}}'
-OWN = "41"
+OF_STATELOG = "41"
 
 
 class Files:
@@ -54,7 +54,7 @@ def query() -> Files:
     return Files(
         {
             "metadata": '{"id":"q"}',
-            "offsets/5": "\n".join(["v1", json.dumps(times), FILES, KAFKA, "-", OWN]),
+            "offsets/5": "\n".join(["v1", json.dumps(times), FILES, KAFKA, "-", OF_STATELOG]),
             "commits/5": 'v1\n{"nextBatchWatermarkMs":150}',
             "sources/0/9.compact": compact,
             "sources/1/0": "v1\nwhere Kafka began",
@@ -71,12 +71,9 @@ def record(**changes: Any) -> BatchRecord:
     return one_operator(**{**values, **changes})
 
 
-def own_setting(name: str, value: str) -> str:
-    return f"new {value}"
-
-
-def made(files: Files, **changes: Any) -> tuple[tuple[str | None, ...], dict[str, str]]:
-    offsets, contents = new_files(files, record(**changes), own_setting)
+def files_for_spark(files: Files, **changes: Any) -> tuple[tuple[str | None, ...], dict[str, str]]:
+    """Return the offsets of the new query, and its files."""
+    offsets, contents = new_files(files, record(**changes), lambda name, value: f"new {value}")
     return offsets, {name: data.decode() for name, data in contents.items()}
 
 
@@ -86,7 +83,7 @@ def made(files: Files, **changes: Any) -> tuple[tuple[str | None, ...], dict[str
     ids=["all known", "without the names of the logs", "without a position"],
 )
 def test_the_new_query_begins_where_the_old_one_ended(changes: dict[str, Any]) -> None:
-    offsets, contents = made(query(), **changes)
+    offsets, contents = files_for_spark(query(), **changes)
     assert offsets == (FILES, KAFKA, None)
     assert list(contents) == ["metadata", "sources/0/0", "sources/0/1", "offsets/0"]
     planned = parse_offsets(contents["offsets/0"].encode(), "offsets/0")
@@ -95,23 +92,13 @@ def test_the_new_query_begins_where_the_old_one_ended(changes: dict[str, Any]) -
     settings = json.loads(contents["offsets/0"].split("\n")[1])["conf"]
     assert settings == {"spark.sql.streaming.multipleWatermarkPolicy": "new max"}
     assert json.loads(contents["metadata"])["id"] not in ("q", "")
-
-
-def test_spark_has_seen_the_files_and_reads_none_of_them() -> None:
-    _, contents = made(query())
+    # Spark has seen the files of the old query, and reads none of them.
     assert contents["sources/0/0"] == "v1"
     version, *lines = contents["sources/0/1"].split("\n")
-    seen = [json.loads(line) for line in lines]
     assert version == "v1"
-    assert [file["path"] for file in seen] == [f"file:///in/{number}" for number in range(13)]
-    assert {file["batchId"] for file in seen} == {0}
-    assert [file["timestamp"] for file in seen] == list(range(13))
-
-
-def edited(edit: Callable[[dict[str, str]], Any]) -> Files:
-    files = query()
-    edit(files.files)
-    return files
+    assert [json.loads(line) for line in lines] == [
+        {"path": f"file:///in/{number}", "timestamp": number, "batchId": 0} for number in range(13)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -129,20 +116,19 @@ def edited(edit: Callable[[dict[str, str]], Any]) -> Files:
 def test_a_position_that_spark_cannot_continue_is_rejected(
     edit: Callable[[dict[str, str]], Any], reason: str
 ) -> None:
+    changed = query()
+    edit(changed.files)
     with pytest.raises(CheckpointError) as raised:
-        made(edited(edit))
+        files_for_spark(changed)
     assert raised.value.reason == reason
 
 
-def test_the_state_of_another_query_is_refused() -> None:
+def test_the_state_of_a_different_query_and_named_sources_are_rejected() -> None:
     with pytest.raises(UsageError, match="of query q, but the state is that of query other"):
-        made(query(), query_id="other")
+        files_for_spark(query(), query_id="other")
     with pytest.raises(UsageError, match=r"of query \(none\), but the state"):
-        made(Files({}))
-
-
-def test_named_sources_are_refused() -> None:
-    text = query().files["offsets/5"].replace("v1", "v2", 1)
-    files = edited(lambda files: files.update({"offsets/5": text}))
+        files_for_spark(Files({}))
+    changed = query()
+    changed.files["offsets/5"] = changed.files["offsets/5"].replace("v1", "v2", 1)
     with pytest.raises(IncompatibleFormatError, match="by source name"):
-        made(files)
+        files_for_spark(changed)

@@ -4,8 +4,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.support.locations.histories import KEYS, NAMES, TTL_MS, History, key_of
 
 from statelog.checkpoint.restore import find_checkpoint
@@ -41,26 +39,23 @@ def expected(history: History, checkpoint_id: int, now_ms: int) -> dict[Any, dic
             continue
         for key, rows in model.rows(variable.name, now_ms).items():
             row = by_key.setdefault(key_of(key), {"state": {}, "timers": None, "expiry": {}})
-            values = [value for _, value, _ in rows]
-            expiry = [expires for _, _, expires in rows]
             if variable.name == TIMERS_NAME:
                 row["timers"] = [time for time, _, _ in rows]
                 continue
+            values: Any = [value for _, value, _ in rows]
+            expiry: Any = [expires for _, _, expires in rows]
             if variable.kind is StateKind.VALUE:
                 (values,), (expiry,) = values, expiry
             elif variable.kind is StateKind.MAP:
-                places = [place for place, _, _ in rows]
-                values = [
-                    {"key": (place,), "value": value}
-                    for place, value in zip(places, values, strict=True)
-                ]
+                values = [{"key": (place,), "value": value} for place, value, _ in rows]
             row["state"][variable.name] = values
             if variable.ttl_ms is not None:
                 row["expiry"][variable.name] = expiry
     return by_key
 
 
-def shown(table: pa.Table) -> dict[Any, dict[str, Any]]:
+def by_key_of(table: pa.Table) -> dict[Any, dict[str, Any]]:
+    """Return state, timers and expiry of each key by its row."""
     by_key = {}
     for row in table.to_pylist():
         state = {name: cell for name, cell in (row[STATE_COLUMN] or {}).items() if cell is not None}
@@ -89,7 +84,7 @@ def test_the_rows_are_those_of_the_model(seed: int) -> None:
         for now_ms in (taken_at_ms, taken_at_ms + TTL_MS // 2, taken_at_ms + 2 * TTL_MS):
             table = exported(reader, now_ms)
             assert set(table.column(CHECKPOINT_COLUMN).to_pylist()) <= {checkpoint_id}
-            assert expected(history, checkpoint_id, now_ms) == shown(table)
+            assert expected(history, checkpoint_id, now_ms) == by_key_of(table)
 
 
 DAY = pa.schema([("day", pa.date32())])
@@ -102,7 +97,7 @@ def schema(key: pa.Schema, *names: str) -> OperatorStateSchema:
     )
 
 
-def test_variables_can_be_chosen() -> None:
+def test_variables_can_be_chosen_and_names_must_be_those_of_columns() -> None:
     rows = KeyRows(schema(DAY, "total", "seen"), 7, variables=["seen"])
     assert rows.schema().field(STATE_COLUMN).type == pa.struct([("seen", pa.struct(NUMBER))])
     assert EXPIRY_COLUMN not in rows.schema().names
@@ -112,9 +107,6 @@ def test_variables_can_be_chosen() -> None:
         KeyRows(schema(DAY, "total", "seen"), 7, variables=["seen", "other"])
     with pytest.raises(UsageError, match="no state without a name"):
         KeyRows(schema(DAY, "total"), 7, variables=[])
-
-
-def test_a_key_that_cannot_be_columns_is_refused() -> None:
     for names in (["a", "A"], ["day", TIMERS_COLUMN]):
         with pytest.raises(UsageError, match="each column needs a unique name"):
             KeyRows(schema(pa.schema([(name, pa.int64()) for name in names]), "total"), 7)
@@ -131,31 +123,23 @@ def test_timestamps_in_state_lose_their_zone_and_those_of_keys_keep_it() -> None
     assert str(schema.field(STATE_COLUMN).type).count("timestamp[us]") == 4
 
 
+def two_keys(**cells: list[Any]) -> pa.RecordBatch:
+    """Return the state of two keys."""
+    columns = {"key_group": [0, 0], "key.day": pa.array([1, 2], pa.date32()), **cells}
+    return pa.RecordBatch.from_pydict(columns)
+
+
 def test_timers_alone_are_state_too() -> None:
-    operator = OperatorStateSchema(
-        "op", DAY, (StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([])),)
-    )
-    columns = [pa.array([0, 0]), pa.array([1, 2], pa.date32()), pa.array([[5], None])]
-    keys = pa.RecordBatch.from_arrays(columns, ["key_group", "key.day", TIMERS_NAME])
-    (row,) = KeyRows(operator, 7).of(keys).to_pylist()
+    timers = StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([]))
+    operator = OperatorStateSchema("op", DAY, (timers,))
+    (row,) = KeyRows(operator, 7).of(two_keys(**{TIMERS_NAME: [[5], None]})).to_pylist()
     assert (row[STATE_COLUMN], row[TIMERS_COLUMN], row[CHECKPOINT_COLUMN]) == (None, [5], 7)
 
 
 def test_marks_of_frozen_keys_are_not_moved() -> None:
-    total = StateDescriptor("total", StateKind.VALUE, pa.schema([("n", pa.int64())]))
-    operator = OperatorStateSchema("op", DAY, (total, FROZEN_MARK))
+    operator = OperatorStateSchema("op", DAY, (schema(DAY, "total").states[0], FROZEN_MARK))
     assert ["total"] == KeyRows(operator, 7).schema().field(STATE_COLUMN).type.names
-    cells = [pa.array([{"n": 5}, None]), pa.array([None, {"since_checkpoint": 3, "error": "E"}])]
-    columns = [pa.array([0, 0]), pa.array([1, 2], pa.date32()), *cells]
-    keys = pa.RecordBatch.from_arrays(columns, ["key_group", "key.day", "total", FROZEN_NAME])
+    marks = [None, {"since_checkpoint": 3, "error": "E"}]
+    keys = two_keys(total=[{"n": 5}, None], **{FROZEN_NAME: marks})
     (row,) = KeyRows(operator, 7).of(keys).to_pylist()
     assert ({"total": {"n": 5}}, None) == (row[STATE_COLUMN], row[TIMERS_COLUMN])
-
-
-@given(start=st.integers(0, 50), count=st.integers(1, 300), parts=st.integers(1, 400))
-def test_parts_share_all_key_groups(start: int, count: int, parts: int) -> None:
-    whole = KeyGroupRange(start, start + count - 1)
-    ranges = whole.split(parts)
-    assert [group for part in ranges for group in part] == list(whole)
-    assert len(ranges) == min(parts, count)
-    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1

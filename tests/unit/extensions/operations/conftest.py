@@ -6,7 +6,7 @@ from tests.support.locations.rewound_query import Query
 
 
 @pytest.fixture
-def made(tmp_path):
+def history_of(tmp_path):
     """Return a maker of histories, each in a folder of its own."""
 
     def make(seed, batches=5, retained=3) -> History:

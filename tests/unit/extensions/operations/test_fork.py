@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.support.locations.forked_query import (
@@ -23,65 +24,73 @@ from statelog.checkpoint.query_files import StoredQuery, entries_digest, files_u
 from statelog.checkpoint.restore import find_checkpoint
 from statelog.errors import CheckpointError, UsageError
 from statelog.extensions.operations import savepoints
-from statelog.store import PATHS, LocationStore, open_store
+from statelog.store import PATHS, LocationStore, ObjectStore, open_store
 from statelog.store.parents import ParentReference
 
 
-def test_a_sweep_of_the_parent_deletes_nothing_that_the_fork_needs(query: Query) -> None:
-    made = forked(query, checkpoint=4)
-    assert (made.checkpoint_id, made.batch_id) == (4, 3)
-    assert values(location(query)) == [b"0", b"1", b"2", b"3"]
+def run_on(query: Query) -> None:
+    """Run batches 5 to 9 of the query, which delete what its retained checkpoints do not need."""
     query.run(5, 9)
     query.driver.clean_up()
-    sweep(query.state)  # type: ignore[arg-type]
+
+
+def files_of(fork: statelog.Fork) -> StoredQuery:
+    """Return the checkpointLocation that a fork wrote."""
+    assert fork.query is not None
+    return StoredQuery(open_store(fork.query.checkpoint_location))
+
+
+def check_sound(store: ObjectStore) -> None:
+    assert not [finding for finding in verify_location(store) if finding.problem]
+
+
+def test_a_sweep_of_the_parent_deletes_nothing_that_the_fork_needs(query: Query) -> None:
+    fork = forked(query, checkpoint=4)
+    store = location(query)
+    assert (fork.checkpoint_id, fork.batch_id) == (4, 3)
+    assert values(store) == [b"0", b"1", b"2", b"3"]
+    run_on(query)
+    sweep(query.state)
     assert values(location(query, "state"))[-1] == b"9"
-    assert values(location(query)) == [b"0", b"1", b"2", b"3"]
+    assert values(store) == [b"0", b"1", b"2", b"3"]
     commit_in(query, b"other", base=4)
-    assert values(location(query)) == [b"0", b"1", b"2", b"3", b"other"]
-    assert not [finding for finding in verify_location(location(query)) if finding.problem]
-    assert 1 == len(list(location(query).list("dstl"))), "nothing was copied"
+    assert values(store) == [b"0", b"1", b"2", b"3", b"other"]
+    check_sound(store)
+    assert 1 == len(list(store.list("dstl"))), "nothing was copied"
 
 
 def test_a_fork_without_objects_of_its_parent_releases_it(query: Query) -> None:
-    made = forked(query)
+    fork = forked(query)
     store = location(query)
     assert sweep(store).released == ()
     commit_in(query, b"5", is_independent=True)
-    assert sweep(store, dry_run=True).released == (made.fork_id,)
-    assert query.tags() == [made.fork_id]
-    assert sweep(store).released == (made.fork_id,)
+    assert sweep(store, dry_run=True).released == (fork.fork_id,)
+    assert query.tags() == [fork.fork_id]
+    assert sweep(store).released == (fork.fork_id,)
     assert query.tags() == []
     assert sweep(store).released == ()
     assert values(store) == [b"5"]
 
 
-def test_the_location_of_the_parent_is_opened_once(
-    query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = []
+def test_the_location_of_the_parent_is_opened_once(query: Query) -> None:
     open_files = savepoints.open_query_files
-
-    def counted(place, *, options=None):  # type: ignore[no-untyped-def]
-        opened.append(place)
-        return open_files(place, options=options)
-
-    monkeypatch.setattr(savepoints, "open_query_files", counted)
-    forked(query, checkpoint=4)
-    assert opened == [str(query.folder)]
+    with mock.patch.object(savepoints, "open_query_files", wraps=open_files) as opened:
+        forked(query, checkpoint=4)
+    assert [str(query.folder)] == [call.args[0] for call in opened.call_args_list]
 
 
 def test_the_new_query_begins_where_the_micro_batch_ended(query: Query) -> None:
-    made = forked(query, checkpoint=4)
-    assert made.query is not None
-    new = StoredQuery(open_store(made.query.checkpoint_location))
-    assert new.query_id() == made.query.query_id != query.stored.query_id()
+    fork = forked(query, checkpoint=4)
+    assert fork.query is not None
+    new = files_of(fork)
+    assert new.query_id() == fork.query.query_id != query.stored.query_id()
     assert (new.numbers("offsets"), new.numbers("commits")) == ([2, 3], [2, 3])
     for name in ("offsets/2", "offsets/3", "commits/3", "sources/1/0"):
         assert new.read(name) == query.stored.read(name)
     assert list(new.names("sources/0")) == ["3.compact"]
     assert files_upto(new, "0", 3) == files_upto(query.stored, "0", 3)
     record = BatchRecord.of(find_checkpoint(location(query)))
-    assert record.query_id == made.query.query_id
+    assert record.query_id == fork.query.query_id
     [log] = record.source_logs or []
     assert record.went_back_to is None
     assert entries_digest(new, log.folder, log.after, log.upto) == log.digest
@@ -90,57 +99,54 @@ def test_the_new_query_begins_where_the_micro_batch_ended(query: Query) -> None:
 @pytest.mark.parametrize("step", ["referred", "pinned", "query-written", "claimed"])
 def test_an_interrupted_fork_continues_while_the_query_runs(query: Query, step: str) -> None:
     forked_until(query, step)
-    query.run(5, 9)
-    query.driver.clean_up()
+    run_on(query)
     for folder in ("offsets", "commits"):  # as Spark does after some micro-batches
         for batch in range(5):
             (query.folder / folder / str(batch)).unlink()
-    made = forked(query)
+    fork = forked(query)
+    store = location(query)
     is_pinned = step != "referred"
-    assert made.batch_id == (4 if is_pinned else 9)
-    assert values(location(query)) == [b"%d" % batch for batch in range(made.batch_id + 1)]
-    assert made.query is not None
-    new = StoredQuery(open_store(made.query.checkpoint_location))
-    assert new.numbers("commits") == [made.batch_id - 1, made.batch_id]
-    assert query.tags() == [made.fork_id]
-    assert not [finding for finding in verify_location(location(query)) if finding.problem]
+    assert fork.batch_id == (4 if is_pinned else 9)
+    assert values(store) == [b"%d" % batch for batch in range(fork.batch_id + 1)]
+    assert files_of(fork).numbers("commits") == [fork.batch_id - 1, fork.batch_id]
+    assert query.tags() == [fork.fork_id]
+    check_sound(store)
     # The reference of the call that had written nothing else.
-    assert len(sweep(location(query)).released) == (0 if is_pinned else 1)
-    (reference,) = location(query).list(PATHS.parents)
-    assert reference.path == PATHS.parent(made.fork_id)
-    assert sweep(location(query)).released == ()
+    assert len(sweep(store).released) == (0 if is_pinned else 1)
+    (reference,) = store.list(PATHS.parents)
+    assert reference.path == PATHS.parent(fork.fork_id)
+    assert sweep(store).released == ()
 
 
-def test_a_fork_of_another_checkpoint_does_not_continue_an_unfinished_fork(query: Query) -> None:
+def test_a_fork_of_a_newer_checkpoint_does_not_continue_an_unfinished_one(query: Query) -> None:
     forked_until(query, "referred", checkpoint=4)
     forked_until(query, "pinned", checkpoint=4)
-    with pytest.raises(UsageError, match="but not finished") as refused:
+    with pytest.raises(UsageError, match="but not finished") as rejected:
         forked(query, checkpoint=5)
     [tag] = statelog.tags(query.root / "state")
-    assert f"{tag.name} --kind fork" in str(refused.value)
+    assert f"{tag.name} --kind fork" in str(rejected.value)
     statelog.untag(query.root / "state", tag.name, kind="fork", apply=True)
     assert forked(query, checkpoint=5).checkpoint_id == 5  # it had written nothing else
 
 
-def test_the_claim_of_a_given_up_fork_rejects_another_checkpoint(query: Query) -> None:
-    root = query.root
+def test_the_claim_of_a_given_up_fork_rejects_a_different_checkpoint(query: Query) -> None:
+    state = query.root / "state"
     forked_until(query, "claimed", checkpoint=4, state_only=True)
-    [tag] = statelog.tags(root / "state")
-    statelog.untag(root / "state", tag.name, kind="fork", apply=True)
+    [tag] = statelog.tags(state)
+    statelog.untag(state, tag.name, kind="fork", apply=True)
     # The claim names checkpoint 4 as the next entry, so no other checkpoint can be the first.
     with pytest.raises(UsageError, match="fork into an empty location"):
-        statelog.fork(root / "state", root / "new", state_only=True, checkpoint=5)
-    assert statelog.tags(root / "state") == [], "the parent would keep the checkpoint for ever"
+        forked(query, state_only=True, checkpoint=5)
+    assert statelog.tags(state) == [], "the parent would keep the checkpoint for ever"
     assert [info.path for info in location(query).list("parents")] == [PATHS.parent(tag.name)]
-    made = statelog.fork(root / "state", root / "new", state_only=True, checkpoint=4)
-    assert (made.fork_id, made.checkpoint_id) == (tag.name, 4)
+    fork = forked(query, state_only=True, checkpoint=4)
+    assert (fork.fork_id, fork.checkpoint_id) == (tag.name, 4)
 
 
 def test_a_fork_that_was_made_is_not_made_again_with_other_arguments(query: Query) -> None:
-    root = query.root
-    made = forked(query, checkpoint=5)
-    assert forked(query) == made
-    elsewhere = {"new_checkpoint_location": root / "elsewhere"}
+    fork = forked(query, checkpoint=5)
+    assert forked(query) == fork
+    elsewhere = {"new_checkpoint_location": query.root / "elsewhere"}
     for options in ({"checkpoint": 4}, {"state_only": True}, elsewhere):
         with pytest.raises(UsageError, match="already contains state"):
             forked(query, **options)
@@ -151,62 +157,55 @@ def test_a_fork_that_was_made_is_not_made_again_with_other_arguments(query: Quer
 
 def test_a_reference_to_a_deleted_parent_is_released(query: Query) -> None:
     forked(query, copy=True)
-    made = forked(query, "other")
+    path = PATHS.parent(forked(query, "other").fork_id)
     store = location(query)
-    reference = bytes(location(query, "other").get(PATHS.parent(made.fork_id)))
-    store.put(PATHS.parent(made.fork_id), reference)
+    store.put(path, bytes(location(query, "other").get(path)))
     shutil.rmtree(query.root / "state")
-    assert sweep(store).released == (made.fork_id,)
+    assert [PATHS.parent(fork_id) for fork_id in sweep(store).released] == [path]
     assert not list(store.list(PATHS.parents))
 
 
 def test_a_copied_fork_does_not_need_its_parent(query: Query) -> None:
-    made = forked(query, copy=True)
+    assert forked(query, copy=True).query is not None
     assert query.tags() == []
     shutil.rmtree(query.root / "state")
     store = location(query)
     assert values(store) == [b"0", b"1", b"2", b"3", b"4"]
-    assert not [finding for finding in verify_location(store) if finding.problem]
+    check_sound(store)
     assert not list(store.list("parents"))
     commit_in(query, b"5")
     assert not sweep(store).deleted
     assert values(store)[-1] == b"5"
-    assert made.query is not None
 
 
 def test_a_tag_is_forked_without_the_files_of_the_query(query: Query) -> None:
-    root = query.root
-    statelog.tag(root / "state", "before", checkpoint=4, comment="release 7")
-    query.run(5, 9)
-    query.driver.clean_up()
+    state = query.root / "state"
+    statelog.tag(state, "before", checkpoint=4, comment="release 7")
+    run_on(query)
     shutil.rmtree(query.folder)
-    made = forked(query, checkpoint="before")
-    assert made.batch_id == 3
+    fork = forked(query, checkpoint="before")
+    assert fork.batch_id == 3
     assert values(location(query)) == [b"0", b"1", b"2", b"3"]
-    assert made.query is not None
-    assert StoredQuery(open_store(made.query.checkpoint_location)).numbers("offsets") == [2, 3]
-    statelog.untag(root / "state", "before", apply=True)
+    assert files_of(fork).numbers("offsets") == [2, 3]
+    statelog.untag(state, "before", apply=True)
     assert values(location(query)) == [b"0", b"1", b"2", b"3"]  # the fork has a tag of its own
 
 
 def test_a_fork_of_a_fork_reads_through_both(query: Query) -> None:
-    first = forked(query)
-    assert first.query is not None
-    root = query.root
+    root, first = query.root, forked(query)
     statelog.fork(first.location, root / "second", new_checkpoint_location=root / "second-query")
-    query.run(5, 9)
-    query.driver.clean_up()
+    run_on(query)
     sweep(location(query, "state"))
     sweep(location(query))
     assert values(location(query, "second")) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 def test_a_forged_reference_leads_nowhere(query: Query, tmp_path: Path) -> None:
-    made = forked(query)
+    fork = forked(query)
     secret = tmp_path / "secret"
     (secret / "chk-5").mkdir(parents=True)
     (secret / "chk-5" / "_metadata").write_bytes(b"not yours")
-    path = tmp_path / "new" / "parents" / made.fork_id
+    path = tmp_path / "new" / "parents" / fork.fork_id
     path.write_bytes(ParentReference(location=str(secret), checkpoint_id=5).encoded())
     with pytest.raises(CheckpointError, match="does not contain a tag of this fork") as raised:
         values(location(query))
@@ -226,13 +225,14 @@ def test_wrong_calls_of_fork_are_rejected(query: Query, capsys: pytest.CaptureFi
         forked(query, checkpoint="x")
     with pytest.raises(UsageError, match="ends with /statelog"):
         statelog.fork(root / "state", root / "other")
-    (query.folder / "commits" / "4").rename(query.folder / "commits" / "kept")
+    commit = query.folder / "commits" / "4"
+    commit.rename(query.folder / "commits" / "moved")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(savepoints, "pause", lambda seconds: None)
         with pytest.raises(CheckpointError, match="not finished") as raised:
             forked(query)
     assert raised.value.reason == "in_progress"
-    (query.folder / "commits" / "kept").rename(query.folder / "commits" / "4")
+    (query.folder / "commits" / "moved").rename(commit)
     (root / "used" / "offsets").mkdir(parents=True)
     (root / "used" / "offsets" / "0").write_text("v1\n{}\n0")
     with pytest.raises(UsageError, match="another query"):
@@ -240,8 +240,7 @@ def test_wrong_calls_of_fork_are_rejected(query: Query, capsys: pytest.CaptureFi
     (query.folder / "metadata").write_text(json.dumps({"id": "another"}))
     with pytest.raises(CheckpointError, match="is the checkpointLocation of query another"):
         forked(query, "third")
-    made = statelog.fork(root / "state", root / "fourth", state_only=True)
-    assert made.query is None
+    assert forked(query, "fourth", state_only=True).query is None
     assert BatchRecord.of(find_checkpoint(location(query, "fourth"))).query_id == "q"
     assert not os.path.exists(root / "fourth" / "offsets")
 
@@ -251,16 +250,15 @@ def test_the_commands_tag_and_fork(call, query: Query) -> None:
     state, new = str(root / "state"), str(root / "q2" / "statelog")
     assert "does not have tags" in call("tag", state)
     assert "Checkpoint 4" in call("tag", state, "v1", "--checkpoint", "4", "--comment", comment)
-    shown = call("fork", state, new, "--checkpoint", "v1")
-    assert f"stateLocation       file://{new}" in shown
-    assert f"checkpointLocation  file://{root}/q2\n" in shown
-    shown = call("tag", state)
-    assert comment in shown
-    assert new in shown
+    said = call("fork", state, new, "--checkpoint", "v1")
+    assert f"stateLocation       file://{new}" in said
+    assert f"checkpointLocation  file://{root}/q2\n" in said
+    said = call("tag", state)
+    assert comment in said
+    assert new in said
     of_fork, tag = call.lines("tag", state)
-    assert (("fork", 4), ("tag", 4)) == (
-        (of_fork["kind"], of_fork["checkpoint_id"]), (tag["kind"], tag["checkpoint_id"])
-    )  # fmt: skip
+    assert ("fork", 4) == (of_fork["kind"], of_fork["checkpoint_id"])
+    assert ("tag", 4) == (tag["kind"], tag["checkpoint_id"])
     assert tag["facts"]["comment"] == comment
     assert "This was a dry run" in call("tag", state, "v1", "--remove")
     (removed,) = call.lines("tag", state, "v1", "--remove", "--apply")
@@ -283,31 +281,26 @@ def test_a_secret_in_the_url_is_not_stored(query: Query, monkeypatch: pytest.Mon
 
 def test_the_same_tag_is_put_twice_and_is_one(query: Query) -> None:
     state = query.root / "state"
-    made = statelog.tag(state, "v1", checkpoint=4, comment="release 7")
-    assert statelog.tag(state, "v1", checkpoint=4, comment="release 7") == made
-    with pytest.raises(UsageError, match="already"):
-        statelog.tag(state, "v1", checkpoint=4, comment="release 8")
-    with pytest.raises(UsageError, match="already"):
-        statelog.tag(state, "v1", checkpoint=5, comment="release 7")
-    assert statelog.tags(state) == [made]
-
-
-def test_a_tag_whose_checkpoint_was_deleted_before_it_counted_is_deleted(query: Query) -> None:
-    state = query.root / "state"
+    tag = statelog.tag(state, "v1", checkpoint=4, comment="release 7")
+    assert statelog.tag(state, "v1", checkpoint=4, comment="release 7") == tag
+    for checkpoint, comment in ((4, "release 8"), (5, "release 7")):
+        with pytest.raises(UsageError, match="already"):
+            statelog.tag(state, "v1", checkpoint=checkpoint, comment=comment)
+    # A tag whose checkpoint was deleted before it counted is deleted.
     path = PATHS.tag("tag", "late", 77, 0, "0" * 16)
-    query.state.put(path, bytes(query.state.get(statelog.tag(state, "v1").path)))
+    query.state.put(path, bytes(query.state.get(tag.path)))
     with pytest.raises(CheckpointError, match="checkpoint 77 does not exist"):
-        statelog.tag(state, "late", checkpoint=77)
-    assert [tag.name for tag in statelog.tags(state)] == ["v1"]
+        statelog.tag(state, "late", checkpoint=77, comment="release 7")
+    assert statelog.tags(state) == [tag]
 
 
 @pytest.mark.parametrize("verb", ["tag", "fork"])
 def test_tag_and_fork_await_the_sink(
     query: Query, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done, waits = query.folder / "commits" / "4", []
-    content = done.read_text()
-    done.unlink()
+    commit, waits = query.folder / "commits" / "4", []
+    content = commit.read_text()
+    commit.unlink()
 
     def pause(seconds: float) -> None:
         waits.append(seconds)

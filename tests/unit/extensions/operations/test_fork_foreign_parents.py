@@ -3,15 +3,16 @@
 import pickle
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.support.locations.batch_records import one_operator
+from tests.support.locations.checkpoints import put_named_tag
 from tests.support.locations.forked_query import commit_in, forked, location, sweep, values
 from tests.support.locations.rewound_query import Query
 
 from statelog.checkpoint.batch_record import BatchRecord
-from statelog.checkpoint.retained import Tag, TagKind, list_tags
-from statelog.checkpoint.tags import put_tag
+from statelog.checkpoint.retained import list_tags
 from statelog.errors import CheckpointError, CorruptionError, InvalidOptionsError
 from statelog.extensions.operations import savepoints
 from statelog.store import location_store, open_existing_store
@@ -37,33 +38,29 @@ FOREIGN = [
 def test_no_connection_is_made_to_a_foreign_place(
     query: Query, place: str, monkeypatch: pytest.MonkeyPatch, call
 ) -> None:
-    made = forked(query)
-    forge(query, made.fork_id, place)
+    fork = forked(query)
+    forge(query, fork.fork_id, place)
     new = str(query.root / "new")
     store = location(query)
-    opened: list[str] = []
+    watched = []
     for name in ("open_store", "_open_existing"):
-        real = getattr(location_store, name)
-
-        def watch(url: object, real: object = real, **options: object) -> object:
-            opened.append(str(url))
-            return real(url, **options)  # type: ignore[operator]
-
-        monkeypatch.setattr(location_store, name, watch)
+        watched.append(mock.Mock(wraps=getattr(location_store, name)))
+        monkeypatch.setattr(location_store, name, watched[-1])
     with pytest.raises(CheckpointError, match="pass it with --parent URL") as raised:
         values(store)
     assert raised.value.reason == "parent"
     for words in (["verify", new], ["copy", new, f"{new}-copy"]):
         assert place in call(*words, status=1)
     call("gc", "--apply", new)
+    opened = {str(call.args[0]) for function in watched for call in function.call_args_list}
     assert new in opened
-    assert set(opened) <= {new, f"{new}-copy"}
+    assert opened <= {new, f"{new}-copy"}
 
 
 @pytest.mark.parametrize("named", ["option", "environment"])
 def test_a_named_place_is_opened(query: Query, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = forked(query)
-    forge(query, made.fork_id, "sftp://host/state")
+    fork = forked(query)
+    forge(query, fork.fork_id, "sftp://host/state")
     opened: list[str] = []
 
     def fake(url: str, **options: object) -> object:
@@ -83,49 +80,40 @@ def test_a_named_place_is_opened(query: Query, named: str, monkeypatch: pytest.M
     assert set(opened) == {"sftp://host/state"}
 
 
-@pytest.mark.parametrize(
-    ("own", "parent", "same"),
-    [
-        ("file:///a", "/b", True),
-        ("file:///a", "local:///b", True),
-        ("s3://b/x", "s3a://b/y", True),
-        ("s3://b/x", "s3://c/y", False),
-        ("s3://b/x", "gs://b/y", False),
-        ("s3://b/x", "file:///b", False),
-        ("s3://b/x", "s3://b/y::ftp://host", False),
-        ("az://c/x", "abfss://c@account/y", False),
-        ("sftp://host/x", "sftp://host/y", True),
-        ("sftp://host/x", "sftp://host:23/y", False),
-        ("sftp://host/x", "sftp://host@other/y", False),
-        ("memory://x", "memory://y", True),
-        ("hdfs://n/x", "webhdfs://n/y", False),
-        ("hdfs://n/x", "", False),
-    ],
-)
-def test_the_same_bucket_or_host_is_followed(own: str, parent: str, same: bool) -> None:
-    assert may_follow(own, parent, ()) is same
-    assert may_follow(own, parent or "x", named_parents({"parents": [parent or "x"]}))
+SAME = [
+    ("file:///a", "/b"), ("file:///a", "local:///b"), ("s3://b/x", "s3a://b/y"),
+    ("sftp://host/x", "sftp://host/y"), ("memory://x", "memory://y"),
+]  # fmt: skip
+DIFFERENT = [
+    ("s3://b/x", "s3://c/y"), ("s3://b/x", "gs://b/y"), ("s3://b/x", "file:///b"),
+    ("s3://b/x", "s3://b/y::ftp://host"), ("az://c/x", "abfss://c@account/y"),
+    ("sftp://host/x", "sftp://host:23/y"), ("sftp://host/x", "sftp://host@other/y"),
+    ("hdfs://n/x", "webhdfs://n/y"), ("hdfs://n/x", ""),
+]  # fmt: skip
 
 
-def test_names_of_another_type_are_rejected() -> None:
+@pytest.mark.parametrize(("location", "parent"), [*SAME, *DIFFERENT])
+def test_the_same_bucket_or_host_is_followed(location: str, parent: str) -> None:
+    assert may_follow(location, parent, ()) is ((location, parent) in SAME)
+    assert may_follow(location, parent or "x", named_parents({"parents": [parent or "x"]}))
     with pytest.raises(InvalidOptionsError, match="parents"):
         named_parents({"parents": 7})
 
 
 def test_a_copied_location_is_not_taken_for_the_fork(query: Query, call) -> None:
-    made = forked(query)
+    fork = forked(query)
     root = query.root
     shutil.copytree(root / "new", root / "moved")
     with pytest.raises(CheckpointError, match="moved or copied, specify its parent") as raised:
         values(location(query, "moved"))
     assert raised.value.reason == "parent"
-    assert made.parent in str(raised.value)
+    assert fork.parent in str(raised.value)
     moved = str(root / "moved")
     call("verify", moved, status=1)
-    call("verify", "--parent", made.parent, moved)
+    call("verify", "--parent", fork.parent, moved)
     call("verify", moved, "--parent", str(root / "state"))
     call("verify", moved, status=1)
-    named = open_existing_store(moved, options={"parents": made.parent})
+    named = open_existing_store(moved, options={"parents": fork.parent})
     assert values(named) == ALL_CHANGES
     (root / "alias").symlink_to(root / "new")  # a fork that is reached by a link is the fork
     assert values(location(query, "alias")) == ALL_CHANGES
@@ -136,14 +124,14 @@ def test_a_moved_tree_of_forks_is_read_by_the_new_place_of_the_parent(
     query: Query, tmp_path: Path, is_copy: bool, call
 ) -> None:
     """Also if the old place still exists, and may change."""
-    made = forked(query)
+    fork = forked(query)
     root, other = query.root, tmp_path / "other place"
     for name in ("state", "new"):
         (shutil.copytree if is_copy else shutil.move)(root / name, other / name)
     moved, parent = str(other / "new"), str(other / "state")
     assert "--parent" in call("verify", moved, status=1)
     call("verify", "--parent", str(tmp_path / "nowhere"), moved, status=1)
-    second = [parent, str(other / "no")] if is_copy else [made.parent, parent]
+    second = [parent, str(other / "no")] if is_copy else [fork.parent, parent]
     for parents in ([parent], second):
         named = open_existing_store(moved, options={"parents": parents})
         assert values(named) == ALL_CHANGES
@@ -156,27 +144,27 @@ def test_a_tag_of_a_victim_is_not_deleted(query: Query, call) -> None:
     commit_in(query, b"5", is_independent=True)
     forge(query, victim.fork_id, victim.parent)
     for options in ([], ["--apply"], ["--apply", "--parent", victim.parent]):
-        shown = call("gc", str(query.root / "new"), *options, "--min-age", "0s")
-        assert f"pins a checkpoint for the fork {victim.location}" in shown
+        said = call("gc", str(query.root / "new"), *options, "--min-age", "0s")
+        assert f"pins a checkpoint for the fork {victim.location}" in said
         assert victim.fork_id in query.tags()
         assert (attacker.fork_id in query.tags()) is ("--apply" not in options)
     assert values(location(query, "victim")) == ALL_CHANGES
 
 
 def test_every_object_outside_is_printed(query: Query, call) -> None:
-    made = forked(query)
+    fork = forked(query)
     commit_in(query, b"5", is_independent=True)
     new = str(query.root / "new")
     [tag] = list_tags(location(query, "state"))
-    shown = call("gc", new)
-    assert f"would delete {tag.path} in {made.parent}, the parent of this fork" in shown
-    assert "--apply makes the changes" in shown
-    outside = {"path": tag.path, "location": made.parent}
+    said = call("gc", new)
+    assert f"would delete {tag.path} in {fork.parent}, the parent of this fork" in said
+    assert "--apply makes the changes" in said
+    outside = {"path": tag.path, "location": fork.parent}
     assert {**outside, "action": "would-delete"} in call.lines("gc", new)
-    assert query.tags() == [made.fork_id]
+    assert query.tags() == [fork.fork_id]
     *lines, last = call.lines("gc", new, "--apply")
     assert {**outside, "action": "deleted"} in lines
-    assert last["summary"]["released"] == [made.fork_id]
+    assert last["summary"]["released"] == [fork.fork_id]
     assert query.tags() == []
 
 
@@ -193,18 +181,16 @@ def test_unknown_objects_below_parents_are_not_deleted(query: Query) -> None:
 
 def test_a_fork_of_a_named_store_works(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     """Local folders are taken for buckets: only the caller's name allows the parent."""
-    monkeypatch.setattr(
-        location_store, "may_follow", lambda own, parent, named: bool(named) and parent in named
-    )
+    monkeypatch.setattr(location_store, "may_follow", lambda _, parent, named: parent in named)
     root = query.root
-    made = forked(query)
-    assert forked(query) == made
-    assert forked(query, "whole", copy=True).parent == made.parent
+    fork = forked(query)
+    assert forked(query) == fork
+    assert forked(query, "whole", copy=True).parent == fork.parent
     with pytest.raises(CheckpointError, match="--parent URL"):
         values(location(query))
-    named = open_existing_store(str(root / "new"), options={"parents": made.parent})
+    named = open_existing_store(str(root / "new"), options={"parents": fork.parent})
     assert values(named) == ALL_CHANGES
-    assert query.tags() == [made.fork_id]
+    assert query.tags() == [fork.fork_id]
 
 
 HOSTILE = [
@@ -217,8 +203,7 @@ HOSTILE = [
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_tag_writes_only_the_position_of_sources(call, query: Query, name: str) -> None:
     root = query.root
-    tag = Tag(kind=TagKind.TAG, name="forged", checkpoint_id=5)
-    put_tag(query.state, tag, clock_ms=lambda: 0, files={"offsets/4": b"v1", name: b"evil"})
+    put_named_tag(query.state, "forged", 5, files={"offsets/4": b"v1", name: b"evil"})
     with pytest.raises(CorruptionError):
         forked(query, checkpoint="forged")
     words = [str(root / "state"), str(root / "q2" / "statelog"), "--checkpoint", "forged"]

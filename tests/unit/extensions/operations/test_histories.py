@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 from tests.support.locations.batch_records import one_operator
-from tests.support.locations.checkpoints import coordinator, log_inline, run_checkpoint, started
+from tests.support.locations.checkpoints import (
+    coordinator,
+    log_inline,
+    put_named_tag,
+    run_checkpoint,
+    started,
+)
 from tests.support.locations.sequence_entries import entries
 
 import statelog
 from statelog.checkpoint import CheckpointCoordinator, list_checkpoints
 from statelog.checkpoint.history import Entries
-from statelog.checkpoint.retained import Tag, TagKind
-from statelog.checkpoint.tags import put_tag
+from statelog.checkpoint.listing import CheckpointSummary
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import (
     CheckpointPosition,
@@ -37,11 +42,13 @@ def commit(driver: CheckpointCoordinator, batch_id: int = 0) -> CompletedCheckpo
     return run_checkpoint(driver, number, [snapshot], properties=properties)
 
 
-def rewound(store: ObjectStore, number: int, **how: bool) -> CheckpointCoordinator:
+def rewound(
+    store: ObjectStore, number: int, *, retained: int = 2, begins_timeline: bool = False
+) -> CheckpointCoordinator:
     """Return a new owner that goes back to a checkpoint."""
-    driver = coordinator(store, "rewind", retained=2)
+    driver = coordinator(store, "rewind", retained=retained)
     driver.claim()
-    driver.restore(number, **how)
+    driver.restore(number, begins_timeline=begins_timeline)
     return driver
 
 
@@ -81,7 +88,7 @@ def test_the_first_claim_makes_the_identity_and_later_entries_repeat_it(folder: 
     assert [(first.location_id, 0)] * 3 == claims_of(folder)
 
 
-def test_only_going_back_begins_a_timeline(folder: Path) -> None:
+def test_only_going_back_begins_a_timeline_unasked(folder: Path) -> None:
     store = open_location(str(folder))
     name = newest_of(folder).timeline.location_id
     assert Timeline(name, 0) == rewound(store, 3).timeline
@@ -89,22 +96,20 @@ def test_only_going_back_begins_a_timeline(folder: Path) -> None:
     assert 5 == ended_before_its_commit.timeline.number
     right = commit(rewound(store, 2))
     assert Timeline(name, 6, (TimelineEnd(name, 0, 2),)) == right.timeline
-    assert right.timeline == commit(started(store, retained=2)).timeline
+    newest = commit(started(store, retained=2))
+    assert right.timeline == newest.timeline
     assert [(name, 0)] * 4 + [(name, 6)] == claims_of(folder)
-
-
-def test_a_timeline_can_begin_at_the_newest_checkpoint(folder: Path) -> None:
-    name = newest_of(folder).timeline.location_id
-    store = open_location(str(folder))
-    driver = rewound(store, 3, begins_timeline=True)
-    assert Timeline(name, 4, (TimelineEnd(name, 0, 3),)) == commit(driver).timeline
+    # A caller may also ask for one at the newest checkpoint.
+    asked = commit(rewound(store, 9, begins_timeline=True))
+    ends = (TimelineEnd(name, 0, 2), TimelineEnd(name, 6, 9))
+    assert Timeline(name, 10, ends) == asked.timeline
 
 
 def test_a_fork_begins_a_timeline_of_its_own_location(folder: Path) -> None:
-    made = statelog.fork(folder, folder.parent / "fork", checkpoint=2, state_only=True)
+    fork = statelog.fork(folder, folder.parent / "fork", checkpoint=2, state_only=True)
     name = newest_of(folder).timeline.location_id
     first = newest_of(folder.parent / "fork")
-    assert Timeline(made.fork_id, 0, (TimelineEnd(name, 0, 2),)) == first.timeline
+    assert Timeline(fork.fork_id, 0, (TimelineEnd(name, 0, 2),)) == first.timeline
     later = commit(started(open_location(str(folder.parent / "fork"))))
     assert first.timeline == later.timeline
     assert later.continues(first.position)
@@ -129,16 +134,6 @@ def test_the_first_owner_of_each_copy_of_a_copy_begins_a_timeline(folder: Path) 
         place = copy
     assert newest_of(place).continues(base.position)
     assert not commit(started(open_location(str(folder)))).continues(newest_of(place).position)
-
-
-def test_a_location_that_is_made_again_has_another_identity(folder: Path) -> None:
-    before = newest_of(folder)
-    shutil.rmtree(folder)
-    driver = started(open_location(str(folder)), retained=2)
-    again = [commit(driver, batch_id) for batch_id in range(3)][-1]
-    assert before.checkpoint_id == again.checkpoint_id
-    assert before.timeline.location_id != again.timeline.location_id
-    assert not again.continues(before.position)
 
 
 def test_a_restored_folder_is_recognized_by_the_attempt(folder: Path) -> None:
@@ -218,34 +213,23 @@ class Course:
         self.commit(place)
 
     def rewind(self, place: Path) -> None:
-        store = open_location(str(place))
-        chosen = [
-            checkpoint.checkpoint_id
-            for checkpoint in list_checkpoints(store)
-            if checkpoint.is_retained
-        ]
         begins = self.rng.random() < 0.3
-        driver = coordinator(store, "rewind", retained=3)
-        driver.claim()
-        driver.restore(self.rng.choice(chosen), begins_timeline=begins)
+        older = self.retained(place).checkpoint_id
+        driver = rewound(open_location(str(place)), older, retained=3, begins_timeline=begins)
         self.drivers[place] = driver
         self.commit(place)
 
+    def retained(self, place: Path) -> CheckpointSummary:
+        """Return one of the retained checkpoints."""
+        checkpoints = list_checkpoints(open_location(str(place)))
+        return self.rng.choice([checkpoint for checkpoint in checkpoints if checkpoint.is_retained])
+
     def tag(self, place: Path) -> None:
-        tag = Tag(
-            kind=TagKind.TAG,
-            name=f"tag-{self.seen['tag']}",
-            checkpoint_id=newest_of(place).checkpoint_id,
-        )
-        put_tag(open_location(str(place)), tag, clock_ms=lambda: 0)
+        newest_id = newest_of(place).checkpoint_id
+        put_named_tag(open_location(str(place)), f"tag-{self.seen['tag']}", newest_id)
 
     def fork(self, place: Path) -> None:
-        retained = [
-            checkpoint
-            for checkpoint in list_checkpoints(open_location(str(place)))
-            if checkpoint.is_retained
-        ]
-        base = self.rng.choice(retained)
+        base = self.retained(place)
         new = self.new_place()
         statelog.fork(place, new, checkpoint=base.checkpoint_id, state_only=True)
         assert base.position is not None
@@ -283,4 +267,5 @@ def test_the_newest_checkpoint_knows_its_history(block: int, tmp_path: Path) -> 
         course = Course(tmp_path / str(seed), random.Random(seed))
         course.run(25)
         seen += course.seen
-    assert {"fork", "copy", "rewind", "tag", "given up: True", "continues: True"} <= seen.keys()
+    steps = {"fork", "copy", "make_again", "rewind", "tag"}
+    assert {*steps, "given up: True", "continues: True", "continues: False"} <= seen.keys()

@@ -1,11 +1,9 @@
 """Each command that changes a location, killed before each of its changes and then repeated."""
 
-import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.locations.changing_commands import BATCHES, COMMANDS, Place, damage_of, result
-from tests.support.locations.stored_job import StoredJob
+from tests.support.locations.changing_commands import COMMANDS, Trial, damage_of, result
 from tests.support.stores.killed_command import Killer
 
 pytestmark = pytest.mark.campaign
@@ -23,28 +21,20 @@ def test_a_killed_command_finishes_when_it_is_repeated(
     name: str, seed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    prepare, command = COMMANDS[name]
-    place, template = Place(tmp_path / "work"), tmp_path / "template"
-    job = StoredJob(seed, place.root, retained=3)
-    for _ in range(2 if name.endswith(" 1") else BATCHES):
-        job.micro_batch()
+    trial = Trial(name, seed, tmp_path)
     killer = Killer()
     killer.install(monkeypatch)
-    prepare(place)
-    shutil.copytree(place.root, template)
-    assert killer.run(lambda: command(place)) == 0
-    changes, expected = killer.changes, result(place)
+    assert killer.run(trial.call) == 0
+    changes, expected = killer.changes, result(trial.place)
     assert changes
     capsys.readouterr()
     findings = []
     for limit in range(changes + 1):
-        shutil.rmtree(place.root)
-        shutil.copytree(template, place.root)
-        killer.run(lambda: command(place), limit)
-        assert damage_of(place.state) == [], f"killed before change {limit} of {changes}"
-        status = command(place)
-        if status:
+        trial.reset()
+        killer.run(trial.call, limit)
+        assert damage_of(trial.place.state) == [], f"killed before change {limit} of {changes}"
+        if trial.call():
             findings.append((limit, capsys.readouterr().err))
             continue
-        assert result(place) == expected, f"killed before change {limit} of {changes}"
+        assert result(trial.place) == expected, f"killed before change {limit} of {changes}"
     assert findings == []

@@ -1,12 +1,10 @@
 """Each command that changes a location, while the store loses the answer to one of its conditional puts."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.locations.changing_commands import BATCHES, COMMANDS, Place, damage_of, result
-from tests.support.locations.stored_job import StoredJob
+from tests.support.locations.changing_commands import COMMANDS, Place, Trial, damage_of, result
 
 from statelog.checkpoint.audit import read_audit_log
 from statelog.errors import ObjectExistsError, StoreError
@@ -66,25 +64,19 @@ def audit_of(place: Place) -> list[tuple[str, str]]:
 def test_a_command_whose_put_was_answered_wrongly(
     name: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare, command = COMMANDS[name]
-    place, template = Place(tmp_path / "work"), tmp_path / "template"
-    job = StoredJob("killed 4", place.root, retained=3)
-    for _ in range(2 if name.endswith(" 1") else BATCHES):
-        job.micro_batch()
-    prepare(place)
-    shutil.copytree(place.root, template)
+    trial = Trial(name, "killed 4", tmp_path)
+    place = trial.place
     loser = Loser(monkeypatch)
-    assert 0 == loser.run(lambda: command(place))
+    assert 0 == loser.run(trial.call)
     puts, expected, audit = loser.puts, result(place), audit_of(place)
     loser.fault = FAULTS[fault]
     for number, path in enumerate(puts):
-        shutil.rmtree(place.root)
-        shutil.copytree(template, place.root)
-        status = loser.run(lambda: command(place), number)
+        trial.reset()
+        status = loser.run(trial.call, number)
         assert [] == damage_of(place.state), path
         if fault != "500 or no answer, not stored":
             assert 0 == status, path
             assert audit == audit_of(place), path
         elif status:
-            assert 0 == command(place), path
+            assert 0 == trial.call(), path
         assert expected == result(place), path

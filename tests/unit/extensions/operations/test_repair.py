@@ -11,8 +11,8 @@ from tests.support.locations.checkpoints import (
     small_checkpoint,
     started,
 )
+from tests.support.locations.forked_query import sweep
 
-from statelog.checkpoint.clean_up import collect_garbage
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import FencedError
@@ -47,6 +47,11 @@ def put(place: Path, name: str, content: bytes = b"12345") -> str:
     return name
 
 
+def repair(place: Path) -> tuple[str, ...]:
+    """Return the command that repairs a location, also what is young."""
+    return ("verify", str(place), "--repair", "--min-age", "0s")
+
+
 def tree(place: Path) -> set[str]:
     """Return the files of a location but its audit lines."""
     files = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
@@ -55,7 +60,7 @@ def tree(place: Path) -> set[str]:
 
 def test_objects_that_nothing_needs_are_removed(call, place):
     before = tree(place)
-    planted = {
+    garbage = {
         put(place, "tmp/chk-4-_metadata-0011"): "temporary",
         put(place, "dstl/half#1"): "staged",
         put(place, "dstl/orphan"): "orphan",
@@ -63,15 +68,15 @@ def test_objects_that_nothing_needs_are_removed(call, place):
         put(place, "output/orphan"): "orphan",
         put(place, "chk-9/exclusive"): "orphan",
     }
-    kept = {put(place, "notes.txt"), put(place, "other/77x"), put(place, "notes#1")}
-    lines = call.lines("verify", str(place), "--repair", "--min-age", "0s")
-    assert planted == {item["path"]: item["kind"] for item in lines[:-1]}
-    assert {"would-delete"} == {item["action"] for item in lines[:-1]}
-    assert tree(place) == before | kept | planted.keys(), "a dry run changes nothing"
-    text = call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
+    foreign = {put(place, "notes.txt"), put(place, "other/77x"), put(place, "notes#1")}
+    *findings, _ = call.lines(*repair(place))
+    assert garbage == {finding["path"]: finding["kind"] for finding in findings}
+    assert {"would-delete"} == {finding["action"] for finding in findings}
+    assert tree(place) == before | foreign | garbage.keys(), "a dry run changes nothing"
+    text = call(*repair(place), "--apply")
     assert "deleted staged dstl/half#1: left by a killed write" in text
-    assert tree(place) == before | kept
-    assert "0 objects" in call("verify", str(place), "--repair", "--min-age", "0s")
+    assert tree(place) == before | foreign
+    assert "0 objects" in call(*repair(place))
     assert "all intact" in call("verify", str(place))
 
 
@@ -82,8 +87,8 @@ def test_young_objects_are_kept(call, place):
     assert (0, 2) == (last["summary"]["repairs"], last["summary"]["too_young"])
     old = dt.datetime.now().timestamp() - 7200
     os.utime(place / "dstl" / "orphan", (old, old))
-    lines = call.lines("verify", str(place), "--repair", "--apply")
-    assert [("dstl/orphan", "deleted")] == [(item["path"], item["action"]) for item in lines[:-1]]
+    finding, _ = call.lines("verify", str(place), "--repair", "--apply")
+    assert ("dstl/orphan", "deleted") == (finding["path"], finding["action"])
 
 
 def test_an_unfinished_clean_up_is_finished(call, place):
@@ -93,11 +98,10 @@ def test_an_unfinished_clean_up_is_finished(call, place):
     small_checkpoint(next_run, 5)
     small_checkpoint(next_run, 6)
     assert (place / "chk-2" / "_metadata").exists()
-    lines = call.lines("verify", str(place), "--repair", "--min-age", "0s")
-    assert {"chk-2/_metadata", "chk-3/_metadata"} == {
-        item["path"] for item in lines[:-1] if item["kind"] == "clean-up"
-    }
-    call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
+    *findings, _ = call.lines(*repair(place))
+    unfinished = [finding["path"] for finding in findings if finding["kind"] == "clean-up"]
+    assert ["chk-2/_metadata", "chk-3/_metadata"] == sorted(unfinished)
+    call(*repair(place), "--apply")
     assert Entries(store).newest().checkpoint_id == 6
     assert "all intact" in call("verify", str(place))
 
@@ -110,11 +114,9 @@ def test_claims_are_kept(call, place):
         small_checkpoint(small, small.next_checkpoint_id)
     claims = {"chk-0/_metadata", "chk-4/_metadata", "chk-6/_metadata"}
     needed = {"chk-5/_metadata", "chk-7/_metadata"}  # the log of 7 has changes inside of 5
-    call("verify", str(place), "--repair", "--min-age", "0s", "--apply")
-    assert claims | needed == {path for path in tree(place) if path.startswith("chk-")}
-    now = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
-    collect_garbage(store, min_age=dt.timedelta(), apply=True, now=now)
-    assert claims | needed == {path for path in tree(place) if path.startswith("chk-")}
+    for clean_up in (lambda: call(*repair(place), "--apply"), lambda: sweep(store)):
+        clean_up()
+        assert claims | needed == {path for path in tree(place) if path.startswith("chk-")}
 
 
 def damage(place: Path, name: str) -> None:
@@ -128,11 +130,11 @@ def test_a_damaged_newest_checkpoint_is_never_dropped(call, place):
     put(place, "dstl/orphan")
     damage(place, "chk-3/_metadata")
     before = tree(place)
-    text = call("verify", str(place), "--repair", "--min-age", "0s", "--apply", status=1)
+    text = call(*repair(place), "--apply", status=1)
     assert "checkpoint 3 is damaged" in text
     assert "--give-up-after 2" in text
     assert tree(place) == before - {"tmp/left-over"}, "what the log needs is unknown"
-    lines = call.lines("verify", str(place), "--repair", "--min-age", "0s", status=1)
+    lines = call.lines(*repair(place), status=1)
     assert lines[-1]["summary"]["usable_id"] == 2
     plan = plan_repair(open_store(str(place)), min_age=dt.timedelta(), now=dt.datetime.now(dt.UTC))
     assert plan.repairs == ()
@@ -146,11 +148,9 @@ def test_giving_up_names_what_is_lost(call, place):
     assert "would give up checkpoint 3 (damaged" in text
     assert "All changes after checkpoint 2 would be lost" in text
     assert tree(place) == before
-    lines = call.lines("verify", str(place), "--give-up-after", "2", "--apply")
-    assert [(3, "damaged", "gave-up")] == [
-        (item["checkpoint_id"], item["state"], item["action"]) for item in lines[:-1]
-    ]
-    assert lines[-1]["summary"] == {"dry_run": False, "kept": 2, "lost": 1, "committed_id": 5}
+    lost, last = call.lines("verify", str(place), "--give-up-after", "2", "--apply")
+    assert (3, "damaged", "gave-up") == (lost["checkpoint_id"], lost["state"], lost["action"])
+    assert last["summary"] == {"dry_run": False, "kept": 2, "lost": 1, "committed_id": 5}
     newest = Entries(store).newest()
     assert (5, 2) == (newest.checkpoint_id, newest.parent_id)
     assert [] == [finding for finding in verify_location(store) if finding.problem]

@@ -3,19 +3,26 @@
 import dataclasses
 import datetime as dt
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.locations.checkpoints import ManualClock, run_checkpoint, started
+from tests.support.forgeries.foreign_places import forge_checkpoints, with_properties
+from tests.support.locations.checkpoints import (
+    ManualClock,
+    put_named_tag,
+    run_checkpoint,
+    started,
+)
 from tests.support.locations.forked_query import sweep
 from tests.support.locations.rewound_query import ALL, Query
+from tests.support.locations.stored_job import StoredJob
 
 import statelog
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.listing import list_checkpoints
-from statelog.checkpoint.retained import Tag, TagKind
-from statelog.checkpoint.tags import put_tag
+from statelog.checkpoint.query_files import StoredQuery
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
 from statelog.extensions.operations.rewind import (
     RewindReport,
@@ -26,6 +33,7 @@ from statelog.extensions.operations.rewind import (
 from statelog.extensions.spark_source.readers import Location, checkpoint_of_batch
 from statelog.format.checkpoint_metadata import OUTPUT_TAG
 from statelog.model import CompletedCheckpoint, TaskStateSnapshot
+from statelog.store import open_store
 
 
 @pytest.fixture
@@ -49,17 +57,16 @@ def test_a_rewind_gives_the_state_of_the_batch_and_removes_what_came_after(query
     assert [1, 2, 3] == [handle.checkpoint_id for handle in newest.log]
     assert (2, 3, 7) == newest.retained
     assert b"rows of 2" == Entries(query.state).load(7).sections.get(OUTPUT_TAG)
-    kept = [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"]
-    assert [kept] * 3 == [query.names(folder) for folder in ("offsets", "commits", "sources/0")]
+    for folder in ("offsets", "commits", "sources/0"):
+        assert [".0.crc", ".1.crc", ".2.crc", "0", "1", "2"] == query.names(folder)
     assert [".0.crc", "0"] == query.names("sources/1")  # where Kafka began is no log
     assert ("chk-4/_metadata", "chk-5/_metadata") == sweep(query.state, dry_run=True).deleted
     with pytest.raises(FencedError):
         run_checkpoint(old, old.next_checkpoint_id, [TaskStateSnapshot(ALL, None)])
     plan = plan_rewind(query.stored, query.state, 2)
     assert ((), False) == (plan.files, plan.changes_state)
-    assert [(1, ""), (2, "")] == [
-        (point.batch_id, point.problem) for point in rewind_points(query.stored, query.state)
-    ]
+    points = rewind_points(query.stored, query.state)
+    assert [(1, ""), (2, "")] == [(point.batch_id, point.problem) for point in points]
 
 
 def test_a_rewind_drops_a_planned_batch_that_did_not_commit(query: Query) -> None:
@@ -176,15 +183,14 @@ def test_a_query_is_rewound_from_python(query: Query, tmp_path: Path) -> None:
         return statelog.rewind(query.folder, 2, state_location=tmp_path / "state", **options)
 
     planned = call()
-    assert planned.continues_from is None
-    assert planned.changes_state
+    assert (None, True) == (planned.continues_from, planned.changes_state)
     assert "commits/4" in planned.files
     with pytest.raises(CheckpointError, match="query may be running") as rejected:
         call(apply=True)
     assert "active" == rejected.value.reason
     assert before == query.everything()
-    done = call(apply=True, min_idle=dt.timedelta(0))
-    assert dataclasses.replace(planned, continues_from=7) == done
+    applied = call(apply=True, min_idle=dt.timedelta(0))
+    assert dataclasses.replace(planned, continues_from=7) == applied
     again = call(apply=True, min_idle=dt.timedelta(0))
     assert (7, (), False) == (again.continues_from, again.files, again.changes_state)
     with pytest.raises(UsageError, match="batch_id"):
@@ -195,19 +201,14 @@ def test_the_number_of_a_batch_never_takes_a_checkpoint_that_was_given_up(tmp_pa
     """Wrong code ran batches 0 to 4; a tag keeps the checkpoint of batch 4."""
     query = Query(tmp_path, retained=2)
     query.run(0, 4)
-    tag = Tag(kind=TagKind.TAG, name="wrong", checkpoint_id=5)
-    put_tag(query.state, tag, clock_ms=ManualClock())
+    put_named_tag(query.state, "wrong", 5)
     query.rewind(3)
     query.entry = 3
     query.driver = started(query.state, retained=2)
     query.run(4, 9)
     query.driver.clean_up()
-    given_up = [
-        checkpoint.checkpoint_id
-        for checkpoint in list_checkpoints(query.state)
-        if checkpoint.is_given_up
-    ]
-    assert [5] == given_up
+    (given_up,) = (entry for entry in list_checkpoints(query.state) if entry.is_given_up)
+    assert 5 == given_up.checkpoint_id
     assert [8, 9] == [point.batch_id for point in rewind_points(query.stored, query.state)]
     with pytest.raises(CheckpointError, match="batch 4 is no longer retained") as refused:
         plan_rewind(query.stored, query.state, 4)
@@ -216,3 +217,22 @@ def test_the_number_of_a_batch_never_takes_a_checkpoint_that_was_given_up(tmp_pa
     with pytest.raises(CheckpointError, match="batch 4") as refused:  # the option batchId
         checkpoint_of_batch(state, 4)
     assert "not_found" == refused.value.reason
+
+
+@pytest.mark.parametrize("options", [{}, {"backend": "fsspec"}])
+@pytest.mark.parametrize("field", ["source_folders", "source_logs"])
+def test_a_rewind_stays_in_its_folder(field: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """The names of the sources' logs come from metadata, and a rewind deletes files there."""
+    pytest.importorskip("fsspec")
+    job = StoredJob(2, tmp_path)
+    job.micro_batch()
+    job.micro_batch()
+    name = "../../victim"
+    [log] = job.record().to_properties()["source_logs"]  # type: ignore[misc]
+    forged = [name] if field == "source_folders" else [{**log, "folder": name}]  # type: ignore[dict-item]
+    forge_checkpoints(tmp_path / "state", partial(with_properties, {field: forged}))
+    query = StoredQuery(open_store(str(job.folder), storage_options=options))
+    with pytest.raises(CorruptionError, match="forged or damaged"):
+        plan_rewind(query, job.store, 0)
+    with pytest.raises(CorruptionError, match="forged or damaged"):
+        rewind_points(query, job.store)

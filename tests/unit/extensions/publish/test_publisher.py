@@ -2,14 +2,9 @@
 
 import base64
 import copy
-import datetime as dt
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.support.locations import histories
-from tests.support.locations.published_tables import KINDS, Published, checkpoints, pins, tag
+from tests.support.locations.checkpoints import put_named_tag
+from tests.support.locations.forked_query import sweep
+from tests.support.locations.published_tables import KINDS, Published, checkpoints, pins
 from tests.support.stores.killed_command import Killer
 
-from statelog.checkpoint import collect_garbage, verify_location
+from statelog.checkpoint import verify_location
 from statelog.checkpoint.retained import TagKind, delete_tag, list_tags, retained_checkpoints
 from statelog.checkpoint.tags import find_tag
 from statelog.cli.main import run
@@ -31,12 +28,11 @@ from statelog.extensions.publish.publisher import TablePublisher
 from statelog.extensions.publish.table import Replacement
 from statelog.model import KeyGroupRange
 from statelog.state.heap import CLOCK_STEP_MS
+from statelog.state.schema import StateDescriptor
 
 pytestmark = pytest.mark.job
 
 EVERY = KeyGroupRange(0, histories.GROUPS - 1)
-NOW = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
-
 
 Make = Callable[..., Published]
 
@@ -77,73 +73,58 @@ def batches_of(
     return micro_batch
 
 
-def sweep(published: Published) -> None:
-    """Delete all that no checkpoint needs, also what is young."""
-    collect_garbage(published.history.store, min_age=dt.timedelta(0), apply=True, now=NOW)
+CAMPAIGN = [pytest.param(seed, 20, marks=pytest.mark.campaign) for seed in range(100, 110)]
 
 
-def campaign(make: Make, seed: int, batches: int, every: int) -> int:
-    """Run a job, publish each so many of its checkpoints, and compare all; return how many."""
+@pytest.mark.parametrize(("seed", "batches"), [(0, 5), (1, 5), (2, 5), *CAMPAIGN])
+def test_every_snapshot_of_the_table_is_the_state_of_its_checkpoint(
+    make: Make, seed: int, batches: int
+) -> None:
+    """Run a job, publish each so many of its checkpoints, and compare all."""
     rng = random.Random(f"publish {seed}")
     published = make(f"publish {seed}")
     publisher = published.publisher()
     count = 0
     for _ in range(batches):
-        if rng.random() < 0.15 and published.history.checkpoint_id >= 0:
-            published.rewind(rng.choice(retained_checkpoints(published.history.store)))
+        store, newest = published.history.store, published.history.checkpoint_id
+        if rng.random() < 0.15 and newest >= 0:
+            published.rewind(rng.choice(retained_checkpoints(store)))
         if rng.random() < 0.1:
             published.history.now_ms -= CLOCK_STEP_MS // 2  # what had expired may be there again
-        published.history.run(rng.randrange(1, every + 1))
+        published.history.run(rng.randrange(1, 3))
+        newest = published.history.checkpoint_id
         if rng.random() < 0.2:
-            tag(
-                published, f"tag-{published.history.checkpoint_id}", published.history.checkpoint_id
-            )
-        tags = [tag for tag in list_tags(published.history.store) if tag.kind is TagKind.TAG]
+            put_named_tag(store, f"tag-{newest}", newest)
+        tags = [tag for tag in list_tags(store) if tag.kind is TagKind.TAG]
         if tags and rng.random() < 0.2:
-            delete_tag(published.history.store, rng.choice(tags))
+            delete_tag(store, rng.choice(tags))
         if rng.random() < 0.3:
             publisher = published.publisher()  # a process that begins without memory
         report = publisher.publish()
         count += len(report.published)
-        assert report.checkpoint_id == published.history.checkpoint_id
+        assert report.checkpoint_id == newest
         assert pins(published) == {max(checkpoints(published))}
         if rng.random() < 0.5:
             published.check()
     published.check()
     assert all(finding.problem == "" for finding in verify_location(published.history.store))
-    return count
+    assert count >= batches
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_snapshot_of_the_table_is_the_state_of_its_checkpoint(make: Make, seed: int) -> None:
-    assert campaign(make, seed, batches=5, every=2) >= 5
+def test_a_checkpoint_that_is_not_newer_changes_nothing(make: Make, tmp_path: Path) -> None:
+    def change_times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
 
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("seed", range(100, 110))
-def test_two_hundred_checkpoints_are_published_exactly(make: Make, seed: int) -> None:
-    assert campaign(make, seed, batches=20, every=2) >= 20
-
-
-def test_publishing_again_changes_nothing(make: Make, tmp_path: Path) -> None:
-    published = make("again")
+    published = make("again", retained=5)
     published.history.run(4)
-    first = published.publish()
-    assert (published.history.checkpoint_id,) == first.published
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    newest = published.history.checkpoint_id
+    assert (newest,) == published.publish().published
+    before = change_times()
     again = published.publish()
-    assert () == again.published and again.checkpoint_id == first.checkpoint_id
-    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert before == after
-
-
-def test_an_older_checkpoint_cannot_follow_a_newer_one(make: Make) -> None:
-    published = make("older", retained=5)
-    published.history.run(4)
-    published.publish()
-    older = published.history.checkpoint_id - 1
+    assert ((), newest) == (again.published, again.checkpoint_id)
     with pytest.raises(CheckpointError, match="cannot follow it"):
-        published.publish(checkpoint=older)
+        published.publish(checkpoint=newest - 1)
+    assert before == change_times()
 
 
 def test_a_table_has_one_location(make: Make, tmp_path: Path) -> None:
@@ -158,12 +139,12 @@ def test_a_table_has_one_location(make: Make, tmp_path: Path) -> None:
         other.publish()
 
 
-@pytest.mark.parametrize("lives_on", [True, False])
-@pytest.mark.parametrize("more", [None, 0, 1])
+@pytest.mark.parametrize("is_restarted", [True, False])
+@pytest.mark.parametrize("newer", [None, 0, 1])
 def test_a_checkpoint_of_another_history_does_not_follow_one_of_its_number(
-    make: Make, lives_on: bool, more: int | None, tmp_path: Path
+    make: Make, is_restarted: bool, newer: int | None, tmp_path: Path
 ) -> None:
-    """After a backup was restored, the same numbers have other states, or none yet (`more` is None)."""
+    """After a backup was restored, the same numbers have other states, or none yet (None)."""
     published = make("restored", retained=4)
     backup = tmp_path / "backup"
     published.history.run(2)
@@ -177,9 +158,9 @@ def test_a_checkpoint_of_another_history_does_not_follow_one_of_its_number(
     shutil.copytree(backup, published.location)
     published.history.restart()
     published.history.model = model
-    while more is not None and published.history.coordinator.next_checkpoint_id <= number + more:
+    while newer is not None and published.history.coordinator.next_checkpoint_id <= number + newer:
         published.history.micro_batch()
-    if not lives_on:
+    if is_restarted:
         publisher = published.publisher()
     for call in (publisher.publish, publisher.refresh):
         with pytest.raises(CheckpointError, match="publish to a different table") as refused:
@@ -223,15 +204,20 @@ def test_a_wider_field_reads_in_old_snapshots(make: Make, monkeypatch: pytest.Mo
     published.check()
 
 
+def give_ttl(monkeypatch: pytest.MonkeyPatch, ttl_ms: int | None) -> None:
+    """Let entries of all variables live that long, or for ever."""
+    descriptor = histories.History.descriptor
+
+    def with_ttl(history: histories.History, name: str) -> StateDescriptor:
+        return replace(descriptor(history, name), ttl_ms=ttl_ms)
+
+    monkeypatch.setattr(histories.History, "descriptor", with_ttl)
+
+
 def test_expired_rows_return_if_the_clock_is_set_back(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    descriptor = histories.History.descriptor
-    monkeypatch.setattr(
-        histories.History,
-        "descriptor",
-        lambda history, name: replace(descriptor(history, name), ttl_ms=histories.TTL_MS),
-    )
+    give_ttl(monkeypatch, histories.TTL_MS)
     published = make("set back")
     history, publisher = published.history, published.publisher()
     returned = 0
@@ -361,70 +347,34 @@ def test_a_lost_answer_to_a_commit_heals(
 
 
 def test_a_commit_that_failed_is_repeated(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error ends the call; after several conflicts the publisher gives up."""
     published = make("failed")
     publisher = published.publisher()
     published.history.run(2)
     publisher.publish()
-    published.history.run(1)
-    with monkeypatch.context() as patch:
+    for failure, error, message in (
+        (published.broken, StoreError, "the line broke"),
+        (published.conflict, UnavailableError, "let only one process publish"),
+    ):
 
-        def fail(_: object) -> None:
-            raise published.broken
+        def fail(_: object, failure: Exception = failure) -> None:
+            raise failure
 
-        published.around_commits(patch, fail)
-        with pytest.raises(StoreError, match="the line broke"):
-            publisher.publish()
-        published.history.run(1)
-        with pytest.raises(StoreError):
-            publisher.publish()
-    assert (published.history.checkpoint_id,) == publisher.publish().published
-    published.check()
+        with monkeypatch.context() as patch:
+            published.around_commits(patch, fail)
+            for _ in range(2):
+                published.history.run(1)
+                with pytest.raises(error, match=message):
+                    publisher.publish()
+        assert (published.history.checkpoint_id,) == publisher.publish().published
+        published.check()
     published.history.run(1)
     publisher.publish()
     assert pins(published) == {max(checkpoints(published))}
 
 
-def test_a_publisher_gives_up_after_conflicts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    published = make("conflicts")
-    published.history.run(2)
-
-    published.publish()
-    published.history.run(1)
-
-    def conflict(_: object) -> None:
-        raise published.conflict
-
-    with monkeypatch.context() as patch:
-        published.around_commits(patch, conflict)
-        with pytest.raises(UnavailableError, match="let only one process publish"):
-            published.publish()
-    published.publish()
-    published.check()
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("point", ["publish-written", "publish-committed"])
-def test_a_killed_process_is_repeated(make: Make, point: str) -> None:
-    published = make(f"sigkill {point}")
-    call = ["publish", published.location, *published.arguments]
-    for _ in range(2):
-        published.history.run(2)
-        done = subprocess.run(
-            [sys.executable, "-m", "statelog", *call],
-            env={**os.environ, "STATELOG_FAIL_POINTS": f"{point}:1"},
-            timeout=120,
-        )
-        assert -signal.SIGKILL == done.returncode
-        is_committed = point == "publish-committed"
-        sweep(published)
-        assert is_committed == (published.history.checkpoint_id in checkpoints(published))
-        assert is_committed == (() == published.publish().published)
-        assert pins(published) == {max(checkpoints(published))}
-        published.check()
-
-
 def test_only_changed_key_groups_are_written(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histories.History, "descriptor", without_ttl(histories.History.descriptor))
+    give_ttl(monkeypatch, None)
     published = make("groups", retained=9)
     publisher, micro_batch = published.publisher(), batches_of(published, monkeypatch)
     micro_batch(EVERY, True)
@@ -439,11 +389,6 @@ def test_only_changed_key_groups_are_written(make: Make, monkeypatch: pytest.Mon
         published.check()
 
 
-def without_ttl(descriptor: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what describes a variable whose entries never expire."""
-    return lambda history, name: replace(descriptor(history, name), ttl_ms=None)
-
-
 def test_after_a_deleted_checkpoint_the_whole_state_is_published(make: Make) -> None:
     published = make("gone", retained=1)
     published.history.run(4)
@@ -451,7 +396,7 @@ def test_after_a_deleted_checkpoint_the_whole_state_is_published(make: Make) -> 
     for old in list_tags(published.history.store):
         delete_tag(published.history.store, old)
     published.history.run(12)
-    sweep(published)
+    sweep(published.history.store)
     published.publish()
     published.check()
 
@@ -460,12 +405,13 @@ def test_tagged_checkpoints_are_published_and_retained(make: Make) -> None:
     published = make("tags")
     published.history.run(3)
     tagged = published.history.checkpoint_id
-    tag(published, "release", tagged)
+    put_named_tag(published.history.store, "release", tagged)
     published.history.run(3)
     report = published.publish(retain=1)
     assert (tagged, published.history.checkpoint_id) == report.published
     assert {"release": tagged} == report.tags
-    assert published.snapshots() == {at: checkpoint for checkpoint, at in report.versions.items()}
+    versions = {snapshot: checkpoint for checkpoint, snapshot in report.versions.items()}
+    assert published.snapshots() == versions
     published.check()
     published.history.run(1)
     assert {tagged, published.history.checkpoint_id} == {*published.publish(retain=1).versions}
@@ -532,6 +478,7 @@ def test_a_killed_publication_continues(make: Make, monkeypatch: pytest.MonkeyPa
         while killer.run(lambda: published.publish(retain=2), limit) is None:
             limit += 1
             kills += 1
+            sweep(published.history.store)  # deletes nothing that the next attempt needs
             published.check()
         published.check()
         assert pins(published) == {max(checkpoints(published))}
@@ -553,7 +500,7 @@ def test_a_checkpoint_deleted_during_the_publication_is_replaced_by_a_newer_one(
             overtaken += 1
             micro_batch(EVERY, True)
             micro_batch(EVERY, True)
-            sweep(published)
+            sweep(published.history.store)
         return rows(publisher, *arguments)
 
     monkeypatch.setattr(TablePublisher, "_rows", slow)

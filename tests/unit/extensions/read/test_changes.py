@@ -10,10 +10,13 @@ import pyarrow as pa
 import pytest
 from tests.support.locations.histories import History
 
+from statelog.errors import CapacityError
 from statelog.extensions.read import joining
 from statelog.extensions.read.changes import Differences
 from statelog.extensions.read.joining import comparable, equal_rows, matching_rows
 from statelog.extensions.read.location_state import LocationState
+from statelog.format import arrow_limits
+from statelog.state.reader import StateReader
 from statelog.state.reader.checkpoint_chain import as_of_ms
 from statelog.testing.faulty_store import FaultyStore
 
@@ -37,23 +40,23 @@ def a_type(rng: random.Random, depth: int) -> tuple[pa.DataType, Values]:
     shape = rng.choice(["leaf", "struct", "list", "map"]) if depth else "leaf"
     if shape == "leaf":
         kind, plain = rng.choice(LEAVES)
-        return kind, _often_null(plain)
+        return kind, often_null(plain)
     if shape == "struct":
         names = rng.sample("abc", rng.randrange(1, 4))
         parts = {name: a_type(rng, depth - 1) for name in names}
         fields = [pa.field(name, kind) for name, (kind, _) in parts.items()]
-        return pa.struct(fields), _often_null(
+        return pa.struct(fields), often_null(
             lambda rng: {name: make(rng) for name, (_, make) in parts.items()}
         )
     kind, make = a_type(rng, depth - 1)
     if shape == "list":
-        return pa.list_(kind), _often_null(lambda rng: [make(rng) for _ in range(rng.randrange(3))])
-    return pa.map_(pa.string(), kind), _often_null(
+        return pa.list_(kind), often_null(lambda rng: [make(rng) for _ in range(rng.randrange(3))])
+    return pa.map_(pa.string(), kind), often_null(
         lambda rng: [(rng.choice("xy"), make(rng)) for _ in range(rng.randrange(3))]
     )
 
 
-def _often_null(make: Values) -> Values:
+def often_null(make: Values) -> Values:
     return lambda rng: None if rng.random() < 0.25 else make(rng)
 
 
@@ -69,31 +72,31 @@ def test_columns_are_equal_where_their_python_values_are(seed: int) -> None:
     rng = random.Random(f"equal {seed}")
     rows = rng.choice([0, 1, 40])
     kind, make = a_type(rng, 3)
-    left = a_column(rng, kind, make, rows)
+    first = a_column(rng, kind, make, rows)
     # The other schema: the same type, or another one; a removed field is the common case.
     if rng.random() < 0.3:
         kind, make = a_type(rng, 3)
     elif pa.types.is_struct(kind) and kind.num_fields > 1 and rng.random() < 0.5:
         whole = make
-        kept = list(kind)[1:]
-        kind = pa.struct(kept)
+        others = list(kind)[1:]
+        kind = pa.struct(others)
 
         def make(rng: random.Random) -> Any:
             value = whole(rng)
-            return None if value is None else {field.name: value[field.name] for field in kept}
+            return None if value is None else {field.name: value[field.name] for field in others}
 
-    right = a_column(rng, kind, make, rows)
-    if rng.random() < 0.5 and left.type == right.type:  # equal in most rows
-        at = [row if rng.random() < 0.8 else rows + row for row in range(rows)]
-        right = pa.concat_arrays([left, right]).take(pa.array(at, pa.int64()))
-    pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
-    wanted = [comparable(before) == comparable(after) for before, after in pairs]
-    assert wanted == equal_rows(left, right).tolist()
+    second = a_column(rng, kind, make, rows)
+    if rng.random() < 0.5 and first.type == second.type:  # equal in most rows
+        chosen = [row if rng.random() < 0.8 else rows + row for row in range(rows)]
+        second = pa.concat_arrays([first, second]).take(pa.array(chosen, pa.int64()))
+    pairs = zip(first.to_pylist(), second.to_pylist(), strict=True)
+    expected = [comparable(before) == comparable(after) for before, after in pairs]
+    assert expected == equal_rows(first, second).tolist()
 
 
 def test_what_equality_of_state_means() -> None:
-    def same(one: Any, other: Any, kind: pa.DataType, second: pa.DataType | None = None) -> bool:
-        (is_same,) = equal_rows(pa.array([one], kind), pa.array([other], second or kind)).tolist()
+    def same(before: Any, after: Any, kind: pa.DataType, new: pa.DataType | None = None) -> bool:
+        (is_same,) = equal_rows(pa.array([before], kind), pa.array([after], new or kind)).tolist()
         return bool(is_same)
 
     struct = pa.struct([("a", pa.int64()), ("b", pa.float64())])
@@ -117,43 +120,36 @@ def test_keys_are_matched_if_hashes_collide(seed: int, monkeypatch: pytest.Monke
         )
     every = [(number, text) for number in (None, 1, 2, 3) for text in (None, "", "x")]
     sides = [rng.sample(every, rng.randrange(len(every) + 1)) for _ in range(2)]
-    left, right = (
+    columns = [
         [pa.array([key[at] for key in side], field.type) for at, field in enumerate(schema)]
         for side in sides
-    )
-    wanted = [sides[1].index(key) if key in sides[1] else -1 for key in sides[0]]
-    assert wanted == matching_rows(left, right, schema).tolist()
+    ]
+    expected = [sides[1].index(key) if key in sides[1] else -1 for key in sides[0]]
+    assert expected == matching_rows(*columns, schema).tolist()
 
 
 def reference(
     before: pa.Table, after: pa.Table, width: int, names: list[str]
 ) -> list[tuple[Any, ...]]:
     """Return (change, key, old cells, new cells), as a comparison of dictionaries finds them."""
+    empty = (None,) * len(names)
 
-    def cells(table: pa.Table) -> dict[Any, Any]:
-        keys = zip(
-            *(map(comparable, table.column(at).to_pylist()) for at in range(width)), strict=True
-        )
-        states = [
-            table.column(name).to_pylist()
-            if name in table.column_names
-            else [None] * table.num_rows
-            for name in names
-        ]
-        by_key = dict(zip(keys, zip(*states, strict=True), strict=True))
-        return {
-            key: cells for key, cells in by_key.items() if any(cell is not None for cell in cells)
-        }
+    def states_by_key(table: pa.Table) -> dict[Any, Any]:
+        by_key = {}
+        for row in table.to_pylist():
+            cells = tuple(row.get(name) for name in names)
+            if cells != empty:
+                by_key[tuple(map(comparable, [*row.values()][:width]))] = cells
+        return by_key
 
-    olds, news = cells(before), cells(after)
+    olds, news = states_by_key(before), states_by_key(after)
     rows = []
     for key in {**olds, **news}:
-        old, new = olds.get(key), news.get(key)
-        if old is not None and new is not None and comparable(old) == comparable(new):
+        old, new = comparable(olds.get(key, empty)), comparable(news.get(key, empty))
+        if old == new:
             continue
-        change = "insert" if old is None else "delete" if new is None else "update"
-        empty = (None,) * len(names)
-        rows.append((change, key, comparable(old or empty), comparable(new or empty)))
+        change = "insert" if key not in olds else "delete" if key not in news else "update"
+        rows.append((change, key, old, new))
     return sorted(rows, key=repr)
 
 
@@ -164,18 +160,17 @@ def test_differences_are_those_of_a_comparison_of_dictionaries(seed: int) -> Non
     state = LocationState(history.store)
     retained = list(history.expected)[-4:]
     count = 0
-    for one, other in ((0, 1), (1, 0), (0, 3), (3, 2), (2, 2)):
-        readers = state.reader(retained[one]), state.reader(retained[other])
+    for before, after in ((0, 1), (1, 0), (0, 3), (3, 2), (2, 2)):
+        readers = state.reader(retained[before]), state.reader(retained[after])
         times = [as_of_ms(reader.checkpoint) for reader in readers]
-        names = [variable.name for reader in readers for variable in reader.variables()]
-        names = list(dict.fromkeys(names))
+        variables = [variable.name for reader in readers for variable in reader.variables()]
+        names = list(dict.fromkeys(variables))
         table = Differences(*readers, names).table(*times)
         sides = [
             pa.Table.from_batches(reader.keys(now_ms=now_ms), schema=reader.keys_schema())
             for reader, now_ms in zip(readers, times, strict=True)
         ]
         width = 3  # the key group and the two columns of the key
-        wanted = reference(*sides, width, names)
         got = []
         for row in table.to_pylist():
             values = list(row.values())
@@ -183,6 +178,38 @@ def test_differences_are_those_of_a_comparison_of_dictionaries(seed: int) -> Non
             cells = values[1 + width :]
             old, new = cells[: len(names)], cells[len(names) :]
             got.append((row["change"], key, comparable(old), comparable(new)))
-        assert wanted == sorted(got, key=repr)
+        assert reference(*sides, width, names) == sorted(got, key=repr)
         count += len(got)
     assert count > 20
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_state_and_differences_are_the_same_with_small_arrays(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one Arrow array cannot hold is in several, or the error says what is too large."""
+    history = History(f"small arrays {seed}", FaultyStore(), retained=4)
+    history.run(6)
+    ids = list(history.expected)[-4:]
+
+    def readers() -> tuple[StateReader, StateReader]:
+        state = LocationState(history.store)
+        return state.reader(ids[0]), state.reader(ids[-1])
+
+    oldest, newest = readers()
+    names = [variable.name for variable in newest.variables()]
+    times = [as_of_ms(reader.checkpoint) for reader in (oldest, newest)]
+    tables = [newest.table(name) for name in names]
+    differences = Differences(oldest, newest, names).table(*times).sort_by("key_group")
+    refused = 0
+    for limit in (60, 45, 30):
+        monkeypatch.setattr(arrow_limits, "ARRAY_BYTES", limit)
+        oldest, newest = readers()
+        assert tables == [newest.table(name) for name in names]
+        try:
+            small = Differences(oldest, newest, names).table(*times)
+            assert differences.equals(small.sort_by("key_group"))
+        except CapacityError as error:
+            assert "the state of one key group, column" in str(error)
+            refused += 1
+    assert refused < 3

@@ -54,9 +54,8 @@ def state_of(last: StateReader, history: History, checkpoint_id: int) -> Cells:
     by_key: Cells = {}
     for batch in last.of(checkpoint).keys(include_expired=True):
         for row in batch.to_pylist():
-            key = tuple(value for name, value in row.items() if name.startswith("key"))
             cells = {name: cell for name, cell in row.items() if not name.startswith("key")}
-            by_key[key] = cells
+            by_key[key_in(row)] = cells
     return by_key
 
 
@@ -66,11 +65,8 @@ def live(cell: Any, now_ms: int) -> Any:
     def is_live(entry: Any) -> bool:
         if isinstance(entry, int):
             return True
-        expires_at_ms = (
-            entry.get("value", entry).get("expires_at_ms")
-            if "key" in entry
-            else (entry.get("expires_at_ms"))
-        )
+        value = entry["value"] if "key" in entry else entry
+        expires_at_ms = value.get("expires_at_ms")
         return expires_at_ms is None or expires_at_ms > now_ms
 
     if isinstance(cell, list):
@@ -82,10 +78,21 @@ def shown(cells: Cells, now_ms: int) -> Any:
     """Return the state that is there at a time, in a comparable form."""
     by_key = {}
     for key, variables in cells.items():
-        some = {name: live(cell, now_ms) for name, cell in variables.items()}
-        if any(value is not None for value in some.values()):
-            by_key[key] = comparable(some)
+        live_cells = {name: live(cell, now_ms) for name, cell in variables.items()}
+        if any(value is not None for value in live_cells.values()):
+            by_key[key] = comparable(live_cells)
     return by_key
+
+
+def key_in(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(value for name, value in row.items() if name.startswith("key"))
+
+
+def cells_in(row: dict[str, Any], side: str) -> dict[str, Any]:
+    """Return the cells of a row before or after a change, by variable."""
+    return {
+        name.removeprefix(f"{side}."): cell for name, cell in row.items() if name.startswith(side)
+    }
 
 
 def applied(state: Cells, batches: list[pa.RecordBatch], history: History) -> list[str]:
@@ -95,26 +102,18 @@ def applied(state: Cells, batches: list[pa.RecordBatch], history: History) -> li
     for batch in batches:
         assert batch.num_rows > 0
         for row in batch.to_pylist():
-            key = tuple(value for name, value in row.items() if name.startswith("key"))
-            checkpoint_id, kind = row["checkpoint_id"], row["change"]
+            key, checkpoint_id, kind = key_in(row), row["checkpoint_id"], row["change"]
             assert last_of_key.get(key, -1) < checkpoint_id
             last_of_key[key] = checkpoint_id
             now_ms = history.taken_at_ms[checkpoint_id]
-            sides = {
-                side: {
-                    name.removeprefix(f"{side}."): cell
-                    for name, cell in row.items()
-                    if name.startswith(side)
-                }
-                for side in ("before", "after")
-            }
+            old_cells, new_cells = cells_in(row, "before"), cells_in(row, "after")
             before = shown({key: state.get(key, {})}, now_ms)
-            assert before == shown({key: sides["before"]}, -1), "before is what was there"
-            after = shown({key: sides["after"]}, -1)
-            assert after == shown({key: sides["after"]}, now_ms), "nothing expired is shown"
+            assert before == shown({key: old_cells}, -1), "before is what was there"
+            after = shown({key: new_cells}, -1)
+            assert after == shown({key: new_cells}, now_ms), "nothing expired is shown"
             assert before != after
             assert kind == ("insert" if not before else "update" if after else "delete")
-            state[key] = sides["after"]
+            state[key] = new_cells
             kinds.append(kind)
     return kinds
 
@@ -127,15 +126,15 @@ def test_a_feed_applied_to_one_checkpoint_gives_the_other(seed: int) -> None:
     retained = list(history.expected)[-6:]
     kinds = []
     with LocationState(history.store) as location:
-        for at, before in enumerate(retained):
-            for after in retained[at:]:
+        for number, before in enumerate(retained):
+            for after in retained[number:]:
                 last = location.reader(after)
                 now_ms = as_of_ms(last.checkpoint)
                 state = state_of(last, history, before)
-                wanted = shown(state_of(last, history, after), now_ms)
+                expected = shown(state_of(last, history, after), now_ms)
                 batches = list(location.feed(before, after))
                 kinds += applied(state, batches, history)
-                assert wanted == shown(state, now_ms)
+                assert expected == shown(state, now_ms)
                 if before == after:
                     assert batches == []
         assert {"insert", "update"} <= set(kinds)
@@ -160,11 +159,9 @@ class Steps(History):
             self.micro_batch()
 
     def descriptor(self, name: str) -> StateDescriptor:
-        return StateDescriptor(name, NAMES[name], pa.schema([("a", pa.int64())]), *self.more(name))
-
-    def more(self, name: str) -> tuple[Any, ...]:
         user_key = pa.schema([("u", pa.string())]) if NAMES[name] is StateKind.MAP else None
-        return user_key, TTL_MS if name == "total" else None
+        ttl_ms = TTL_MS if name == "total" else None
+        return StateDescriptor(name, NAMES[name], pa.schema([("a", pa.int64())]), user_key, ttl_ms)
 
     def change(
         self, codec: OperatorCodec, state: KeyedState, part: KeyGroupRange
@@ -180,12 +177,13 @@ class Steps(History):
 
 def test_inserts_updates_deletes_and_what_expires() -> None:
     history = Steps("steps", FaultyStore(), retained=9)
-    history.rng.choice = lambda some: some[0]  # type: ignore[method-assign]  # time stands still
+    history.rng.choice = lambda choices: choices[0]  # type: ignore[method-assign]  # time stands still
     history.steps({}, {1: 10, 2: 20}, {1: 11}, {1: 11, 2: None}, {2: None, 3: 30})
-    first_ms = history.taken_at_ms[2]
+
+    expires_at_ms = history.taken_at_ms[2] + TTL_MS
     entries = [
-        {"a": change, "expires_at_ms": first_ms + TTL_MS + at}
-        for at, change in enumerate((10, 11, 11))
+        {"a": number, "expires_at_ms": expires_at_ms + batch}
+        for batch, number in enumerate((10, 11, 11))
     ]
     location = LocationState(history.store)
     whole = pa.Table.from_batches(location.feed(1))
@@ -211,29 +209,28 @@ def test_a_feed_of_one_variable_and_of_some_key_groups() -> None:
     first, *_, last = list(history.expected)[-6:]
     location = LocationState(history.store)
     whole = pa.Table.from_batches(location.feed(first, last))
-    names = [variable.name for variable in location.variables(last)]
-    for name in names:
-        part = pa.Table.from_batches(location.feed(first, last, name))
-        sides = [f"before.{name}", f"after.{name}"]
-        wanted = whole.select(["checkpoint_id", "key.k", *sides]).to_pylist()
-        kept = {
-            (change["checkpoint_id"], change["key.k"]): comparable([change[side] for side in sides])
-            for change in wanted
-            if comparable(change[sides[0]]) != comparable(change[sides[1]])
-        }
-        assert kept == {
-            (row["checkpoint_id"], row["key.k"]): comparable([row[side] for side in sides])
-            for row in part.to_pylist()
-        }
-        assert part.column_names[-2:] == sides
-    halves = [KeyGroupRange(0, 2), KeyGroupRange(3, GROUPS - 1)]
-    parts = [list(location.feed(first, last, key_groups=half)) for half in halves]
-    assert [
-        {*batch.column("key_group").to_pylist()} <= {*half}
-        for half, some in zip(halves, parts, strict=True)
-        for batch in some
-    ] == [True] * sum(map(len, parts))
-    assert sum(batch.num_rows for some in parts for batch in some) == whole.num_rows
+
+    def changes_of(name: str, table: pa.Table) -> dict[tuple[int, int], tuple[Any, Any]]:
+        """Return the cells of a variable before and after each change of it, by checkpoint and key."""
+        changes = {}
+        for row in table.to_pylist():
+            before, after = comparable(row[f"before.{name}"]), comparable(row[f"after.{name}"])
+            if before != after:
+                changes[row["checkpoint_id"], row["key.k"]] = (before, after)
+        return changes
+
+    for variable in location.variables(last):
+        name = variable.name
+        table = pa.Table.from_batches(location.feed(first, last, name))
+        assert table.column_names[-2:] == [f"before.{name}", f"after.{name}"]
+        assert changes_of(name, table) == changes_of(name, whole)
+        assert len(changes_of(name, table)) == table.num_rows
+    rows = 0
+    for half in (KeyGroupRange(0, 2), KeyGroupRange(3, GROUPS - 1)):
+        for batch in location.feed(first, last, key_groups=half):
+            assert {*batch.column("key_group").to_pylist()} <= {*half}
+            rows += batch.num_rows
+    assert rows == whole.num_rows
 
 
 def test_without_a_beginning_a_feed_is_the_whole_state() -> None:
@@ -245,9 +242,8 @@ def test_without_a_beginning_a_feed_is_the_whole_state() -> None:
     state: Cells = {}
     for row in rows:
         assert (row["change"], row["checkpoint_id"]) == ("insert", history.checkpoint_id)
-        assert not any(cell for name, cell in row.items() if name.startswith("before."))
-        key = tuple(value for name, value in row.items() if name.startswith("key"))
-        state[key] = {name[6:]: cell for name, cell in row.items() if name.startswith("after.")}
+        assert not any(cells_in(row, "before").values())
+        state[key_in(row)] = cells_in(row, "after")
     now_ms = history.last_ms
     assert shown(state, now_ms) == shown(state_of(last, history, history.checkpoint_id), now_ms)
     assert len(rows) == len(state) > 5
@@ -259,22 +255,14 @@ def test_a_checkpoint_whose_snapshot_took_the_place_of_its_log_is_found() -> Non
     hidden = 0
     for checkpoint_id in list(history.expected)[-9:]:
         checkpoint = find_checkpoint(history.store, checkpoint_id)
-        own = [handle for handle in checkpoint.log if handle.checkpoint_id == checkpoint_id]
-        covering = [
-            snapshot
-            for snapshot in checkpoint.materialized
-            if snapshot.checkpoint_id == checkpoint_id
-        ]
-        assert changes.is_logged(checkpoint, KeyGroupRange(0, GROUPS - 1)), (
-            "the log has all changes"
-        )
-        # As an earlier statelog wrote it: without the log that its snapshot covers.
-        old = replace(
-            checkpoint, log=tuple(handle for handle in checkpoint.log if handle not in own)
-        )
-        for snapshot in covering:
-            assert not changes.is_logged(old, snapshot.key_group_range)
-            hidden += 1
+        # The log has all changes, also those that a snapshot of the checkpoint covers.
+        assert changes.is_logged(checkpoint, KeyGroupRange(0, GROUPS - 1))
+        before = [handle for handle in checkpoint.log if handle.checkpoint_id != checkpoint_id]
+        without_log = replace(checkpoint, log=tuple(before))
+        for snapshot in checkpoint.materialized:
+            if snapshot.checkpoint_id == checkpoint_id:
+                assert not changes.is_logged(without_log, snapshot.key_group_range)
+                hidden += 1
     assert hidden > 2
 
 

@@ -6,10 +6,20 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 import pytest
 from tests.support.locations.checkpoints import started
-from tests.support.locations.histories import History, key_of, local, rows_of
+from tests.support.locations.edited_history import location_of
+from tests.support.locations.histories import (
+    History,
+    Rows,
+    first_history,
+    key_of,
+    local,
+    rows_of,
+)
 
+from statelog import extras
 from statelog.errors import StoreError
 from statelog.extensions.read import parquet_files
+from statelog.state.reader import state_reader
 from statelog.store import open_store
 
 
@@ -17,18 +27,17 @@ class Stored(NamedTuple):
     location: str
     history: History
 
+    def rows(self, name: str) -> Rows:
+        """Return the rows of a variable by key."""
+        return self.history.model.rows(name, self.history.last_ms)
+
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     """Return a location with all variables, whose name has spaces and letters beyond ASCII."""
-    for seed in range(100):
-        folder = tmp_path_factory.mktemp("state") / "jöb 100% ☃"
-        history = History(f"export {seed}", local(folder))
-        history.run(6)
-        names = {variable.name for variable in history.model.schema.states if not variable.dropped}
-        if names >= {"total", "counts", "recent"}:
-            return Stored(str(folder), history)
-    raise AssertionError("no seed has them all")
+    root = tmp_path_factory.mktemp("state")
+    history = first_history("export", lambda seed: local(root / str(seed) / "jöb 100% ☃"))
+    return Stored(location_of(history), history)
 
 
 NAMES = ("total", "recent", "counts", "$timers")
@@ -40,12 +49,9 @@ def test_all_variables_become_one_file_each(call, stored, tmp_path):
     assert set(NAMES) == {item["variable"] for item in files}
     for file in files:
         table = pq.read_table(file["path"])
-        rows = stored.history.model.rows(file["variable"], stored.history.last_ms)
-        assert rows == rows_of(table)
-        assert (table.num_rows, stored.history.checkpoint_id) == (
-            file["rows"],
-            file["checkpoint_id"],
-        )
+        assert stored.rows(file["variable"]) == rows_of(table)
+        assert table.num_rows == file["rows"]
+        assert stored.history.checkpoint_id == file["checkpoint_id"]
         assert Path(file["path"]).stat().st_size == file["size_bytes"]
         facts = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
         assert facts["statelog.variable"] == file["variable"]
@@ -56,29 +62,26 @@ def test_all_variables_become_one_file_each(call, stored, tmp_path):
 def test_one_variable_of_an_older_checkpoint_becomes_one_file(call, stored, tmp_path):
     older = stored.history.checkpoint_id - 1
     out = tmp_path / "timers.parquet"
-    arguments = ["read", stored.location, "--to", str(out), "$timers"]
-    text = call(*arguments, "--checkpoint", str(older))
+    command = ["read", stored.location, "--to", str(out), "$timers"]
+    text = call(*command, "--checkpoint", str(older))
     assert f" of $timers as of checkpoint {older}" in text
     assert stored.history.expected[older].rows("$timers", None) == rows_of(pq.read_table(out))
 
 
-def test_a_file_that_exists_is_kept(call, stored, tmp_path):
+def test_a_file_that_exists_or_appears_during_the_export_is_kept(
+    call, stored, tmp_path, monkeypatch
+):
     out = tmp_path / "timers.parquet"
     out.write_text("mine")
-    arguments = ["read", stored.location, "--to", str(out), "$timers"]
-    assert "exists; --overwrite replaces it" in call(*arguments, status=2)
+    command = ["read", stored.location, "--to", str(out), "$timers"]
+    assert "exists; --overwrite replaces it" in call(*command, status=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet_files, "_check_absent", lambda files, facts, overwrite: None)
+        assert "exists" in call(*command, status=2)
     assert out.read_text() == "mine"
-    call(*arguments, "--overwrite")
-    assert pq.read_table(out).num_rows
     assert [out] == list(tmp_path.iterdir())
-
-
-def test_a_file_that_appears_during_the_export_is_kept(call, stored, tmp_path, monkeypatch):
-    out = tmp_path / "timers.parquet"
-    monkeypatch.setattr(parquet_files, "_check_absent", lambda files, facts, overwrite: None)
-    out.write_text("mine")
-    assert "exists" in call("read", stored.location, "--to", str(out), "$timers", status=2)
-    assert out.read_text() == "mine"
+    call(*command, "--overwrite")
+    assert pq.read_table(out).num_rows
     assert [out] == list(tmp_path.iterdir())
 
 
@@ -88,10 +91,9 @@ def test_a_failed_export_leaves_nothing(call, stored, tmp_path, monkeypatch):
         yield
 
     monkeypatch.setattr(parquet_files.StateReader, "rows", failing)
-    assert "the store failed" in call(
-        "read", stored.location, "--to", str(tmp_path / "x"), status=1
-    )
-    assert list((tmp_path / "x").iterdir()) == []
+    out = tmp_path / "x"
+    assert "the store failed" in call("read", stored.location, "--to", str(out), status=1)
+    assert list(out.iterdir()) == []
     monkeypatch.undo()
     (tmp_path / "file").write_text("")
     below = tmp_path / "file" / "x"
@@ -101,37 +103,31 @@ def test_a_failed_export_leaves_nothing(call, stored, tmp_path, monkeypatch):
 
 def test_wrong_exports_say_what_is_right(call, stored, tmp_path):
     location = stored.location
-    target = str(tmp_path / "all.parquet")
-    assert "pass a folder" in call("read", location, "--to", target, status=2)
-    assert "it has 'total'" in call("read", location, "--to", target, "nope", status=2)
+    out = ("--to", str(tmp_path / "all.parquet"))
+    assert "pass a folder" in call("read", location, *out, status=2)
+    assert "it has 'total'" in call("read", location, *out, "nope", status=2)
     (tmp_path / "file").write_text("")
     assert "is not a folder" in call("read", location, "--to", str(tmp_path / "file"), status=2)
-    assert "does not exist" in call(
-        "read", location, "--to", target, "--checkpoint", "99", status=1
-    )
-    assert "is not a state location" in call("read", str(tmp_path), "--to", target, status=2)
+    assert "does not exist" in call("read", location, *out, "--checkpoint", "99", status=1)
+    assert "is not a state location" in call("read", str(tmp_path), *out, status=2)
     started(open_store(str(tmp_path / "new")))
-    assert "does not contain a checkpoint" in call(
-        "read", str(tmp_path / "new"), "--to", target, status=1
-    )
+    assert "does not contain a checkpoint" in call("read", str(tmp_path / "new"), *out, status=1)
 
 
 def test_a_larger_state_is_exported_in_portions(call, stored, tmp_path, monkeypatch):
-    from statelog.state.reader import state_reader
-
     monkeypatch.setattr(state_reader, "_PORTION_BYTES", 500)
     monkeypatch.setattr(state_reader, "_BATCH_ROWS", 2)
     call("read", stored.location, "--to", str(tmp_path / "out"))
     for name in NAMES:
-        rows = stored.history.model.rows(name, stored.history.last_ms)
-        assert rows == rows_of(pq.read_table(tmp_path / "out" / f"{name}.parquet"))
+        file = tmp_path / "out" / f"{name}.parquet"
+        assert stored.rows(name) == rows_of(pq.read_table(file))
 
 
 # --- sql ------------------------------------------------------------------------------------------
 
 
 def test_sql_is_answered(call, stored):
-    totals = stored.history.model.rows("total", stored.history.last_ms)
+    totals = stored.rows("total")
     answer = call.lines("sql", stored.location, "select count(*) as n from total")
     assert answer == [{"n": len(totals)}]
     number = next(iter(totals))
@@ -149,7 +145,6 @@ def test_sql_is_answered(call, stored):
 def test_wrong_sql_is_a_wrong_call(call, stored, monkeypatch):
     assert "syntax error" in call("sql", stored.location, "selec 1", status=2)
     assert '"counts"' in call("sql", stored.location, "from nope", status=2)
-    from statelog import extras
 
     def missing(feature, extra, module):
         raise extras.missing_error(feature, extra, module)

@@ -14,8 +14,8 @@ def test_orders_are_those_of_a_stable_sort(seed: int) -> None:
     numbers = rng.integers(0, most, length)
     assert np.argsort(numbers, kind="stable").tolist() == stable_order(numbers).tolist()
     distinct, index = numbered(numbers)
-    wanted = np.unique(numbers, return_inverse=True)
-    assert [order.tolist() for order in wanted] == [distinct.tolist(), index.tolist()]
+    expected = np.unique(numbers, return_inverse=True)
+    assert [order.tolist() for order in expected] == [distinct.tolist(), index.tolist()]
     # Few upper bits, so that many hashes differ only where the position is packed.
     hashes = rng.integers(0, 2, length).astype(np.uint64) << np.uint64(63)
     hashes |= rng.integers(0, 4, length).astype(np.uint64)

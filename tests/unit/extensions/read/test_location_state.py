@@ -1,24 +1,25 @@
 """`statelog.open` against the model of a random history, and what it refuses."""
 
-import datetime as dt
-import math
+from collections.abc import Iterator
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
+from tests.support.locations.edited_history import location_of
 from tests.support.locations.histories import (
     GROUPS,
     KEY,
     KEYS,
-    NAMES,
     TTL_MS,
     History,
     Tiny,
     as_python,
+    first_history,
     group_of,
+    has_all_variables,
     key_of,
     live_names,
     local,
@@ -30,7 +31,8 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CheckpointError, ClosedError, UsageError
 from statelog.extensions.read.location_state import LocationState
 from statelog.model import CompletedCheckpoint, KeyGroupRange
-from statelog.state.keys.state_key import StateKey, key_from_text
+from statelog.state.keys.key_groups import key_group_of
+from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import StateKind
 from statelog.state.reader import StateReader, location, state_reader
 from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor
@@ -49,6 +51,10 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
 
 
+def retained_ids(state: LocationState) -> list[int]:
+    return [entry.checkpoint_id for entry in state.checkpoints() if entry.is_retained]
+
+
 @pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("seed", range(3))
 def test_tables_keys_and_histories_are_those_of_the_model(seed: int) -> None:
@@ -56,10 +62,8 @@ def test_tables_keys_and_histories_are_those_of_the_model(seed: int) -> None:
     history.run(7)
     state = LocationState(history.store)
     retained = list(history.expected)[-3:]
-    assert retained == [
-        checkpoint.checkpoint_id for checkpoint in state.checkpoints() if checkpoint.is_retained
-    ]
-    found_anything = 0
+    assert retained == retained_ids(state)
+    compared = 0
     values: dict[tuple[str, int], dict[int, Any]] = {}
     for checkpoint_id in retained:
         model = history.expected[checkpoint_id]
@@ -70,44 +74,31 @@ def test_tables_keys_and_histories_are_those_of_the_model(seed: int) -> None:
                 rows = model.rows(name, taken_at_ms if now_ms is None else now_ms)
                 assert rows == rows_of(state.table(name, checkpoint_id, now_ms=now_ms))
                 for number in range(KEYS) if now_ms is None else (5, 6):
-                    wanted = as_python(name, rows.get(number, []))
-                    key = key_of(number)
-                    assert wanted == state.get(name, key, checkpoint_id, now_ms=now_ms)
-                    found_anything += bool(wanted)
+                    value = as_python(name, rows.get(number, []))
+                    assert value == state.get(name, key_of(number), checkpoint_id, now_ms=now_ms)
+                    compared += bool(value)
                     if now_ms is None:
-                        values.setdefault((name, number), {})[checkpoint_id] = wanted
-    assert found_anything > 20
+                        values.setdefault((name, number), {})[checkpoint_id] = value
+    assert compared > 20
     for (name, number), by_checkpoint in values.items():
         versions = state.history(name, key_of(number))
-        assert retained == [version.checkpoint_id for version in versions]
-        assert [by_checkpoint.get(number) for number in retained] == [
-            version.value for version in versions
-        ]
-        assert [history.taken_at_ms[number] for number in retained] == [
-            version.as_of_ms for version in versions
-        ]
+        assert [
+            (checkpoint_id, by_checkpoint.get(checkpoint_id), history.taken_at_ms[checkpoint_id])
+            for checkpoint_id in retained
+        ] == [(version.checkpoint_id, version.value, version.as_of_ms) for version in versions]
 
 
 @pytest.mark.usefixtures("mode")
-def test_a_key_is_found_without_the_other_key_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_found_without_the_other_key_groups() -> None:
     history = History("one group", FaultyStore())
     history.run(6)
-    restored: list[KeyGroupRange] = []
-    original = StateReader._keys
-
-    def noted(self: StateReader, key_groups: KeyGroupRange) -> Any:
-        restored.append(key_groups)
-        return original(self, key_groups)
-
-    monkeypatch.setattr(StateReader, "_keys", noted)
-    state = LocationState(history.store)
-    for number in range(KEYS):
-        state.get(TIMERS_NAME, key_of(number))
-    assert [KeyGroupRange(groups, groups) for groups in map(group_of, range(KEYS))] == restored
-    assert len({groups.start for groups in restored}) == GROUPS
-
-
-# --- changes --------------------------------------------------------------------------------------
+    state, read_keys = LocationState(history.store), StateReader._keys
+    with mock.patch.object(StateReader, "_keys", autospec=True, side_effect=read_keys) as restored:
+        for number in range(KEYS):
+            state.get(TIMERS_NAME, key_of(number))
+    groups = [call.args[1] for call in restored.call_args_list]
+    assert [KeyGroupRange(group, group) for group in map(group_of, range(KEYS))] == groups
+    assert len(set(groups)) == GROUPS
 
 
 # --- several operators ----------------------------------------------------------------------------
@@ -119,14 +110,13 @@ def with_two_operators(
     """Return the newest checkpoint as of a query with two operators, `op` and `second`."""
     latest = history.coordinator.latest
     assert latest is not None
-    record = BatchRecord.of(latest)
-    other = replace(history.model.schema if second is None else second, operator_id="second")
-    two = [
-        {"operator_id": name, "schema": schema, "rows": 0, "keys": 0}
-        | {"output_rows": 0, "state_entries": 0}
-        for name, schema in (("op", history.model.schema.to_json()), ("second", other.to_json()))
+    first = history.model.schema
+    counts = dict.fromkeys(("rows", "keys", "output_rows", "state_entries"), 0)
+    operators = [
+        {"operator_id": name, "schema": replace(schema, operator_id=name).to_json(), **counts}
+        for name, schema in (("op", first), ("second", second or first))
     ]
-    properties = {**record.to_properties(), "operators": two}
+    properties = {**BatchRecord.of(latest).to_properties(), "operators": operators}
     return replace(latest, properties=properties)
 
 
@@ -153,12 +143,9 @@ def test_a_variable_of_one_operator_needs_no_name(monkeypatch: pytest.MonkeyPatc
         ):
             with pytest.raises(UsageError, match="several operators; name one of op, second"):
                 use()
-        query = (
-            "select (select count(*) from total) as total, (select count(*) from other) as other"
-        )
-        assert [{"total": state.table("total").num_rows, "other": 0}] == state.sql(
-            query
-        ).to_pylist()
+        query = "select (select count(*) from total) as n, (select count(*) from other) as m"
+        count = state.table("total").num_rows
+        assert [{"n": count, "m": 0}] == state.sql(query).to_pylist()
         with pytest.raises(UsageError, match="timers"):
             state.sql("from timers")
 
@@ -175,87 +162,31 @@ def test_an_operator_of_several_is_read_by_name() -> None:
         assert reader.key_groups == KeyGroupRange(start, start + half - 1)
         for number in range(KEYS):
             key = StateKey(key_of(number), KEY)
-            wanted = start + sl_group(number, half)
-            assert key.key_groups(reader.key_groups) == KeyGroupRange(wanted, wanted)
-
-
-def sl_group(number: int, groups: int) -> int:
-    from statelog.state.keys.key_groups import key_group_of
-
-    return key_group_of(key_of(number), KEY, groups)
-
-
-# --- keys -----------------------------------------------------------------------------------------
-
-TYPES = pa.schema([("k", pa.int32()), ("t", pa.timestamp("us", "UTC")), ("d", pa.decimal128(9, 2))])
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ((), r"a key requires a value for each of \(k int64, name string\); got 0"),
-        (5, "1 given"),
-        ((5, "key 5", None), "3 given"),
-        (("5", "key 5"), "key column 'k' takes int64, not str '5'"),
-        ((5.5, "key 5"), "key column 'k' takes int64, not float 5.5"),
-        ((True, "key 5"), "key column 'k' takes int64, not bool True"),
-        ((2**70, "key 5"), "key column 'k' takes int64, not int"),
-        ((5, 5), "key column 'name' takes string, not int 5"),
-    ],
-)
-def test_a_key_of_other_columns_is_refused(key: object, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        StateKey(key, KEY)
-
-
-def test_a_key_in_another_type_of_python_is_the_same_key() -> None:
-    zone = dt.timezone(dt.timedelta(hours=2))
-    time = dt.datetime(2024, 5, 1, 12, tzinfo=zone)
-    key = StateKey((7, time, 3), TYPES).values
-    assert key == (7, dt.datetime(2024, 5, 1, 10, tzinfo=dt.UTC), Decimal("3.00"))
-    assert key == StateKey((7, time.astimezone().replace(tzinfo=None), Decimal(3)), TYPES).values
-    assert key == key_from_text(["7", "2024-05-01T10:00:00Z", "3.00"], TYPES)
-
-
-@pytest.mark.parametrize("texts", [["x", "2024-05-01T10:00:00Z", "3"], ["7"], ["7", "noon", "3"]])
-def test_text_that_is_not_a_key_is_rejected(texts: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"key column|a key requires"):
-        key_from_text(texts, TYPES)
-
-
-@pytest.mark.parametrize("value", [math.nan, -0.0, 1.5, None])
-def test_special_numbers_are_found(value: float | None) -> None:
-    schema = pa.schema([("x", pa.float64())])
-    column = pa.array([1.5, math.nan, 0.0, None], pa.float64())
-    batch = pa.RecordBatch.from_arrays([column], names=["key.x"])
-    (selected,) = StateKey(value, schema).select(batch).column(0).to_pylist()
-    assert repr(selected) == repr(value).replace("-0.0", "0.0")
-
-
-def test_a_type_that_only_spark_hashes_is_refused_and_says_so() -> None:
-    schema = pa.schema([("s", pa.struct([("a", pa.int64())]))])
-    with pytest.raises(UsageError, match="only Spark can compute the key group"):
-        StateKey({"a": 1}, schema).key_groups(KeyGroupRange(0, 5))
+            group = start + key_group_of(key_of(number), KEY, half)
+            assert key.key_groups(reader.key_groups) == KeyGroupRange(group, group)
 
 
 # --- a location -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> tuple[Path, History]:
-    for seed in range(100):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        history = History(f"stored {seed}", local(folder))
-        history.run(6)
-        if {*NAMES} <= {*live_names(history.model)} and history.model.rows("total", None):
-            return folder, history
-    raise AssertionError("no seed has all variables")
+def history(tmp_path: Path) -> History:
+    """Return a history with all variables, and state in `total`, on disk."""
+
+    def is_fit(history: History) -> bool:
+        return has_all_variables(history) and bool(history.model.rows("total", None))
+
+    return first_history("stored", lambda seed: local(tmp_path / str(seed)), is_fit)
 
 
-def test_a_location_is_opened_and_closed(stored: tuple[Path, History]) -> None:
-    folder, history = stored
-    with sl.open(folder) as state:
+@pytest.fixture
+def state(history: History) -> Iterator[LocationState]:
+    with sl.open(location_of(history)) as state:
+        yield state
+
+
+def test_a_location_is_opened_and_closed(history: History) -> None:
+    with sl.open(Path(location_of(history))) as state:
         last = state.checkpoints()[-1]
         assert (last.checkpoint_id, last.batch_id) == (history.checkpoint_id, 0)
         assert last.created_at is not None
@@ -274,11 +205,9 @@ def test_a_location_is_opened_and_closed(stored: tuple[Path, History]) -> None:
 
 
 def test_names_that_are_not_there_are_answered_with_those_that_are(
-    stored: tuple[Path, History], tmp_path: Path
+    history: History, state: LocationState, tmp_path: Path
 ) -> None:
-    folder, history = stored
     newest = history.checkpoint_id
-    state = sl.open(str(folder))
     for question in (
         lambda: state.table("totals"),
         lambda: state.get("totals", key_of(1)),
@@ -296,36 +225,29 @@ def test_names_that_are_not_there_are_answered_with_those_that_are(
     with pytest.raises(UsageError, match="checkpoint is 'newest', which is not an id, not a tag"):
         state.table("total", "newest")
     with pytest.raises(UsageError, match="does not have an operator 'other'; name one of op"):
-        sl.open(folder, operator="other").variables()
+        sl.open(location_of(history), operator="other").variables()
     with pytest.raises(UsageError, match=r"the directory .* does not exist"):
         sl.open(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    assert sl.open(tmp_path / "empty").checkpoints() == []
-    for question in (
-        lambda: sl.open(tmp_path / "empty").table("total"),
-        lambda: sl.open(tmp_path / "empty").history("total", 1),
-    ):
+    empty = sl.open(tmp_path / "empty")
+    assert empty.checkpoints() == []
+    for question in (lambda: empty.table("total"), lambda: empty.history("total", 1)):
         with pytest.raises(CheckpointError, match="does not contain a checkpoint"):
             question()
 
 
 def test_a_history_passes_over_a_checkpoint_that_is_deleted_meanwhile(
-    stored: tuple[Path, History], monkeypatch: pytest.MonkeyPatch
+    history: History, state: LocationState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, history = stored
-    state = sl.open(folder)
-    listed = state.checkpoints()
-    ids = [checkpoint.checkpoint_id for checkpoint in listed if checkpoint.is_retained]
+    listed, ids = state.checkpoints(), retained_ids(state)
     history.micro_batch()
     monkeypatch.setattr(location, "list_checkpoints", lambda *_: listed)
     seen = [version.checkpoint_id for version in state.history(TIMERS_NAME, key_of(1))]
     assert ids[1:] == seen
 
 
-def test_few_readers_are_kept_open(stored: tuple[Path, History]) -> None:
-    folder, _ = stored
-    state = sl.open(folder)
-    ids = [checkpoint.checkpoint_id for checkpoint in state.checkpoints() if checkpoint.is_retained]
+def test_few_readers_are_kept_open(state: LocationState) -> None:
+    ids = retained_ids(state)
     assert len(ids) == 3
     readers = [state.reader(checkpoint_id) for checkpoint_id in ids]
     assert state.reader(ids[2]) is readers[2]

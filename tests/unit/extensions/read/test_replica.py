@@ -1,22 +1,24 @@
 """A live replica against the model of random histories, under faults, clean-ups and rewinds."""
 
 import random
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.support.locations.histories import (
     GROUPS,
     KEYS,
-    NAMES,
     TTL_MS,
     Calm,
     History,
     Tiny,
     as_python,
+    first_history,
     group_of,
     key_of,
     live_names,
@@ -25,6 +27,7 @@ from tests.support.locations.histories import (
 )
 
 import statelog as sl
+from statelog.checkpoint.retained import retained_checkpoints
 from statelog.errors import (
     CheckpointError,
     ClosedError,
@@ -66,30 +69,41 @@ def check(
 ) -> int:  # fmt: skip
     """Compare all that the replica holds with the model of its checkpoint; return how much it is."""
     model = history.expected[replica.checkpoint]
+    names = live_names(model)
     now_ms = now_ms or history.taken_at_ms[replica.checkpoint]
-    assert live_names(model) == [variable.name for variable in replica.variables()]
+    assert names == [variable.name for variable in replica.variables()]
+    keys = [number for number in range(KEYS) if groups is None or group_of(number) in groups]
+    keys_twice = [*keys, *keys[:2]]
+    versions = replica.get_all(names, [key_of(number) for number in keys_twice])
+    for version in versions:
+        assert (replica.checkpoint, now_ms) == (version.checkpoint_id, version.as_of_ms)
+    assert [] == replica.get_all(names, [])
+    assert [{}, {}] == [version.value for version in replica.get_all([], [key_of(keys[0])] * 2)]
     count = 0
-    numbers = [number for number in range(KEYS) if groups is None or group_of(number) in groups]
-    versions = replica.get_all(
-        live_names(model), [key_of(number) for number in [*numbers, *numbers[:2]]]
-    )
-    assert {(replica.checkpoint, now_ms)} == {
-        (version.checkpoint_id, version.as_of_ms) for version in versions
-    }
-    assert [] == replica.get_all(live_names(model), [])
-    assert [{}, {}] == [version.value for version in replica.get_all([], [key_of(numbers[0])] * 2)]
-    for name in live_names(model):
+    for name in names:
         rows = model.rows(name, now_ms)
-        held = {number: rows[number] for number in numbers if number in rows}
-        assert held == rows_of(replica.table(name))
-        for number, version in zip([*numbers, *numbers[:2]], versions, strict=True):
-            wanted = as_python(name, rows.get(number, []))
-            assert wanted == version.value[name] == replica.get(name, key_of(number))
-            count += bool(wanted)
+        expected = {number: rows[number] for number in keys if number in rows}
+        assert expected == rows_of(replica.table(name))
+        for number, version in zip(keys_twice, versions, strict=True):
+            value = as_python(name, rows.get(number, []))
+            assert value == version.value[name] == replica.get(name, key_of(number))
+            count += bool(value)
         if name == "$timers" and replica.checkpoint % 4 == 0:
             (answer,) = replica.sql("select count(*) as n from timers").to_pylist()
-            assert sum(map(len, held.values())) == answer["n"]
+            assert sum(map(len, expected.values())) == answer["n"]
     return count
+
+
+def following(history: History, **options: Any) -> Replica:
+    """Return a replica that looks for checkpoints when it is told to."""
+    return LocationState(history.store).follow(interval_s=None, **options)
+
+
+def calm_history(name: str, batches: int = 1) -> Calm:
+    history = Calm(name, FaultyStore())
+    for _ in range(batches):
+        history.micro_batch()
+    return history
 
 
 class FlakyStore:
@@ -130,17 +144,12 @@ def test_a_replica_holds_the_model_of_each_checkpoint(seed: int) -> None:
     rng = random.Random(seed)
     history = History(f"replica {seed}", FaultyStore(), retained=3)
     history.run(2)
-    replica = LocationState(history.store).follow(interval_s=None)
+    replica = following(history)
     count = check(replica, history)
     for _ in range(14):
         for _ in range(rng.choice([1, 1, 1, 2, 5])):
             if rng.random() < 0.2:
-                retained = [
-                    checkpoint.checkpoint_id
-                    for checkpoint in LocationState(history.store).checkpoints()
-                    if checkpoint.is_retained
-                ]
-                history.rewind(rng.choice(retained))
+                history.rewind(rng.choice(retained_checkpoints(history.store)))
             history.run(1)
         assert history.checkpoint_id == replica.refresh() == replica.checkpoint
         count += check(replica, history)
@@ -180,7 +189,7 @@ def test_what_expires_while_the_query_is_idle_is_left_out(clock: list[int]) -> N
     for seed in range(4):
         history = History(f"idle {seed}", FaultyStore())
         history.run(8)
-        replica = LocationState(history.store).follow(interval_s=None)
+        replica = following(history)
         before = check(replica, history)
         time_ms = history.taken_at_ms[replica.checkpoint]
         for now_ms in (time_ms + TTL_MS // 3, time_ms + 2 * TTL_MS):
@@ -197,7 +206,7 @@ def test_a_replica_of_some_key_groups_reads_only_those() -> None:
     history = History("some groups", FaultyStore())
     history.run(3)
     groups = KeyGroupRange(2, 3)
-    with LocationState(history.store).follow(key_groups=groups, interval_s=None) as replica:
+    with following(history, key_groups=groups) as replica:
         for _ in range(8):
             history.run(1)
             replica.refresh()
@@ -206,23 +215,22 @@ def test_a_replica_of_some_key_groups_reads_only_those() -> None:
         with pytest.raises(UsageError, match="the replica contains"):
             replica.get("$timers", key_of(other))
     with pytest.raises(UsageError, match="are not all in"):
-        LocationState(history.store).follow(key_groups=KeyGroupRange(0, 99))
+        following(history, key_groups=KeyGroupRange(0, 99))
 
 
 def test_a_micro_batch_costs_its_own_changes() -> None:
     """One behind: the commit of each micro-batch is read, once, and no snapshot or older log."""
-    inner = FaultyStore()
-    history = Calm("only the log", inner)
-    history.micro_batch()
-    store = FlakyStore(inner, random.Random(1))
+    history = calm_history("only the log")
+    objects = history.store.objects  # type: ignore[attr-defined]
+    store = FlakyStore(history.store, random.Random(1))  # type: ignore[arg-type]
     replica = LocationState(store).follow(interval_s=None)  # type: ignore[arg-type]
     for _ in range(12):
-        before, objects = replica.status(), set(inner.objects)
+        before, old_objects = replica.status(), set(objects)
         store.gets.clear()
         history.micro_batch()
         replica.refresh()
         after = replica.status()
-        assert set(store.gets) <= set(inner.objects) - objects, "only new objects are read"
+        assert set(store.gets) <= set(objects) - old_objects, "only new objects are read"
         assert len(store.gets) == len(set(store.gets)), "each once"
         assert (0, 0) == (after.snapshots - before.snapshots, after.reloads - before.reloads)
         assert after.replayed - before.replayed <= GROUPS
@@ -236,34 +244,29 @@ def test_a_micro_batch_costs_its_own_changes() -> None:
 def test_tables_of_unchanged_key_groups_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_state, "BLOCK", 1)
     monkeypatch.setattr(held_state, "blocks", lambda part: [KeyGroupRange(kg, kg) for kg in part])
-    history = Calm("blocks", FaultyStore())
-    history.micro_batch()
-    replica = LocationState(history.store).follow(interval_s=None)
+    history = calm_history("blocks")
+    replica = following(history)
     replica.table("$timers")
-    made: list[KeyGroupRange] = []
-    original = held_state.KeyedState.table
-
-    def noted(self: Any, part: KeyGroupRange) -> Any:
-        made.append(part)
-        return original(self, part)
-
-    monkeypatch.setattr(held_state.KeyedState, "table", noted)
-    replica.table("$timers")
-    assert made == [], "nothing changed"
-    before = replica.checkpoint
-    history.micro_batch()
-    replica.refresh()
-    state = LocationState(history.store)
-    changed = set(state.changes(before, replica.checkpoint).column("key_group").to_pylist())
-    replica.table("$timers")
-    assert changed <= {part.start for part in made}
+    table = held_state.KeyedState.table
+    with mock.patch.object(
+        held_state.KeyedState, "table", autospec=True, side_effect=table
+    ) as built:
+        replica.table("$timers")
+        assert built.call_args_list == [], "nothing changed"
+        before = replica.checkpoint
+        history.micro_batch()
+        replica.refresh()
+        replica.table("$timers")
+    changes = LocationState(history.store).changes(before, replica.checkpoint)
+    changed = set(changes.column("key_group").to_pylist())
+    assert changed <= {call.args[1].start for call in built.call_args_list}
     check(replica, history)
 
 
 def test_a_log_that_was_truncated_is_replaced_by_the_snapshot() -> None:
     history = History("truncated", FaultyStore(), retained=1)
     history.run(1)
-    replica = LocationState(history.store).follow(interval_s=None)
+    replica = following(history)
     for _ in range(12):
         history.run(6)  # the log of most of them is gone when the replica looks
         replica.refresh()
@@ -275,28 +278,26 @@ def test_a_log_that_was_truncated_is_replaced_by_the_snapshot() -> None:
 
 
 def test_damage_is_reported_until_a_refresh_succeeds() -> None:
-    history = Calm("damage", FaultyStore())
-    history.micro_batch()
-    replica = LocationState(history.store).follow(interval_s=None)
+    history = calm_history("damage")
+    replica = following(history)
     history.micro_batch()
     objects = history.store.objects  # type: ignore[attr-defined]
     path = PATHS.metadata(history.checkpoint_id)
-    kept = objects[path]
-    objects[path] = kept[:30] + bytes([kept[30] ^ 1]) + kept[31:]
+    whole = objects[path]
+    objects[path] = whole[:30] + bytes([whole[30] ^ 1]) + whole[31:]
     with pytest.raises(CheckpointError, match="is damaged") as caught:
         replica.refresh()
     assert caught.value.reason == "damaged"
     assert replica.checkpoint == history.checkpoint_id - 1
     check(replica, history)
-    objects[path] = kept
+    objects[path] = whole
     replica.refresh()
     check(replica, history)
 
 
 def test_partly_replayed_state_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    history = Calm("half", FaultyStore())
-    history.micro_batch()
-    replica = LocationState(history.store).follow(interval_s=None)
+    history = calm_history("half")
+    replica = following(history)
     history.micro_batch()
     original = held_state.KeyedState.catch_up
 
@@ -320,8 +321,6 @@ def test_partly_replayed_state_is_never_read(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_deleted_location_is_named_and_can_be_made_again(tmp_path: Path) -> None:
-    import shutil
-
     history = Calm("deleted", local(tmp_path / "state"))
     history.micro_batch()
     replica = sl.open(tmp_path / "state").follow(interval_s=None)
@@ -332,8 +331,8 @@ def test_a_deleted_location_is_named_and_can_be_made_again(tmp_path: Path) -> No
     assert str(tmp_path / "state") in str(caught.value)
     with pytest.raises(CheckpointError, match="no longer contains"):
         replica.wait_for(99, timeout_s=5)
-    check(replica, history)  # what was held can be read
-    again = Calm("another", local(tmp_path / "state"))
+    check(replica, history)  # what it holds can be read
+    again = Calm("again", local(tmp_path / "state"))
     again.micro_batch()
     again.micro_batch()
     replica.refresh()
@@ -341,8 +340,7 @@ def test_a_deleted_location_is_named_and_can_be_made_again(tmp_path: Path) -> No
 
 
 def test_a_location_without_a_checkpoint_cannot_be_followed(tmp_path: Path) -> None:
-    store = local(tmp_path)
-    store.put("dstl/x", b"{}")
+    local(tmp_path).put("dstl/x", b"{}")
     with pytest.raises(CheckpointError, match="does not contain a checkpoint") as caught:
         sl.open(tmp_path).follow()
     assert caught.value.reason == "not_found"
@@ -353,8 +351,7 @@ def test_a_location_without_a_checkpoint_cannot_be_followed(tmp_path: Path) -> N
 
 @pytest.fixture
 def followed() -> Iterator[tuple[Calm, Replica]]:
-    history = Calm("polling", FaultyStore())
-    history.micro_batch()
+    history = calm_history("polling")
     with LocationState(history.store).follow(interval_s=0.01) as replica:
         yield history, replica
 
@@ -387,9 +384,8 @@ def test_waits_are_bounded(followed: tuple[Calm, Replica]) -> None:
 
 
 def test_without_a_thread_a_wait_looks_itself() -> None:
-    history = Calm("own", FaultyStore())
-    history.micro_batch()
-    replica = LocationState(history.store).follow(interval_s=None)
+    history = calm_history("own")
+    replica = following(history)
     writer = threading.Timer(0.3, history.micro_batch)
     writer.start()
     assert replica.wait_for(1, timeout_s=20) == 1
@@ -427,28 +423,17 @@ def test_close_is_idempotent_and_ends_waits(followed: tuple[Calm, Replica]) -> N
             use()
 
 
-def test_many_threads_read_whole_checkpoints() -> None:
-    """Every answer is that of one checkpoint, while another thread refreshes."""
-    history = Calm("threads", FaultyStore())
+def test_many_threads_read_whole_checkpoints(tmp_path: Path) -> None:
+    """Every answer is that of one checkpoint, while the thread of the replica refreshes."""
+    history = Calm("threads", local(tmp_path), retained=2)
     history.micro_batch()
-    wanted: dict[int, Any] = {}
-
-    def note() -> None:
-        model = history.expected[history.checkpoint_id]
-        wanted[history.checkpoint_id] = model.rows("$timers", None)
-
-    note()
     replica = LocationState(history.store).follow(interval_s=0.001)
-    stop, failures, seen = threading.Event(), [], []
+    stop, failures, answers = threading.Event(), [], []
 
     def read() -> None:
         while not stop.is_set():
             try:
-                rows = rows_of(replica.table("$timers"))
-                matching = [
-                    checkpoint_id for checkpoint_id, model in list(wanted.items()) if model == rows
-                ]
-                seen.append(matching[-1] if matching else None)
+                answers.append(rows_of(replica.table("$timers")))
             except BaseException as error:
                 failures.append(error)
                 return
@@ -458,57 +443,45 @@ def test_many_threads_read_whole_checkpoints() -> None:
         thread.start()
     for _ in range(20):
         history.micro_batch()
-        note()
         replica.wait_for(history.checkpoint_id, timeout_s=20)
     stop.set()
     for thread in threads:
         thread.join(20)
-    replica.close()
     assert failures == []
-    assert len(seen) > 3
-    assert seen.count(None) <= 20 * len(threads), "read before the model was noted"
-    assert len(set(seen) - {None}) > 1
+    assert replica.status().error is None
+    replica.close()
+    assert len(answers) > 3
+    timers = [model.rows("$timers", None) for model in history.expected.values()]
+    assert len({timers.index(rows) for rows in answers}) > 1
 
 
 # --- SQL ------------------------------------------------------------------------------------------
 
 
 def with_all_variables(name: str) -> History:
-    for seed in range(100):
-        history = History(f"{name} {seed}", FaultyStore())
-        history.run(5)
-        if set(live_names(history.model)) == {*NAMES, "$timers"}:
-            return history
-    raise AssertionError("no seed has all variables")
+    return first_history(name, lambda _: FaultyStore())
 
 
-def test_sql_reads_the_variables_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sql_reads_the_variables_it_names() -> None:
     history = with_all_variables("sql")
-    replica = LocationState(history.store).follow(interval_s=None)
-    asked: list[list[str]] = []
-    original = held_state.HeldState.tables
-
-    def noted(self: Any, *, variables: list[str], now_ms: int) -> Any:
-        asked.append(list(variables))
-        return original(self, variables=variables, now_ms=now_ms)
-
-    monkeypatch.setattr(held_state.HeldState, "tables", noted)
+    replica, tables = following(history), held_state.HeldState.tables
     totals = history.model.rows("total", history.last_ms)
     timers = history.model.rows("$timers", None)
-    assert replica.sql('select count(*) n from TOTAL where "key.k" >= 0').to_pylist() == [
-        {"n": len(totals)}
-    ]
     count = sum(map(len, timers.values()))
-    for name in ("timers", '"$timers"'):
-        assert replica.sql(f"select count(*) n from {name}").to_pylist() == [{"n": count}]
-    both = replica.sql(
-        'with t as (select * from total) select count(*) n from t join timers using ("key.k")'
-    )
-    assert both.to_pylist() == [
-        {"n": sum(len(timers.get(key, [])) * len(rows) for key, rows in totals.items())}
-    ]
-    assert replica.sql("select 1 as one").to_pylist() == [{"one": 1}]
-    assert asked == [["total"], ["$timers"], ["$timers"], ["total", "$timers"], []]
+    join = 'with t as (select * from total) select {} from t join timers using ("key.k")'
+    joined = sum(len(timers.get(key, [])) * len(rows) for key, rows in totals.items())
+    for query, n, variables in (
+        ('select {} from TOTAL where "key.k" >= 0', len(totals), ["total"]),
+        ("select {} from timers", count, ["$timers"]),
+        ('select {} from "$timers"', count, ["$timers"]),
+        (join, joined, ["total", "$timers"]),
+        ("select {}", 1, []),
+    ):
+        with mock.patch.object(
+            held_state.HeldState, "tables", autospec=True, side_effect=tables
+        ) as read:
+            assert replica.sql(query.format("count(*) as n")).to_pylist() == [{"n": n}]
+        assert [variables] == [call.kwargs["variables"] for call in read.call_args_list]
 
 
 def test_wrong_sql_says_what_there_is() -> None:
@@ -522,6 +495,5 @@ def test_wrong_sql_says_what_there_is() -> None:
             ("", "pass one SQL statement"),
             ("select value.total from total", "names with a dot need quotes"),
         ):
-            with pytest.raises(UsageError) as caught:
+            with pytest.raises(UsageError, match=said):
                 run(statement)
-            assert said in str(caught.value)

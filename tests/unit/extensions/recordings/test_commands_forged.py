@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 
 from tests.support.forgeries.recordings import forge_recordings
 from tests.support.jobs.recorded_job import RecordedJob
-from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, FrameSteps, OtherSteps, Steps
+from tests.support.jobs.recorded_processors import FrameSteps, OtherSteps, Steps, steps_job
 
 from statelog.errors import CorruptionError, UsageError
 from statelog.extensions.testing.replay import debug_step, replay
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.campaign
 
 
 def recorded(folder: Path, *, pandas: bool = False) -> RecordedJob:
-    kind = FrameSteps if pandas else Steps
-    job = RecordedJob(str(folder), kind(), COLUMNS, OUTPUT, Record(keys=(("k1",),)), pandas=pandas)
+    processor = FrameSteps() if pandas else Steps()
+    job = steps_job(folder, processor, Record(keys=(("k1",),)), pandas=pandas)
     job.run([("k1", "add", 3), ("k1", "yield", 0)], 1000)
     return job
 
@@ -52,30 +52,25 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def test_the_file_that_a_recording_names_is_not_run(tmp_path: Path, imports: None, call) -> None:
-    job = recorded(tmp_path / "state")
-    file = trap(tmp_path / "state")
-    forge_recordings(job.store, processor="trap:Trap", source=str(file))
-    said = call("replay", job.location, "k1", status=2)
-    assert "--processor" in said
-    assert f"names 'trap:Trap', of the file '{file}'" in said
-    with pytest.raises(UsageError, match="names 'trap:Trap'"):
-        replay(job.location, "k1")
-    assert not (tmp_path / "state" / "ran").exists()
-
-
+@pytest.mark.parametrize("has_source", [False, True])
 @pytest.mark.parametrize(
     "name", ["os:abort", "trap:Trap", "tests.support.jobs.recorded_processors:Steps"]
 )
 def test_no_name_of_a_recording_is_imported_or_called(
-    tmp_path: Path, name: str, imports: None, monkeypatch: pytest.MonkeyPatch, call
-) -> None:
+    tmp_path: Path, name: str, has_source: bool, imports: None,
+    monkeypatch: pytest.MonkeyPatch, call,
+) -> None:  # fmt: skip
     job = recorded(tmp_path / "state")
-    trap(tmp_path / "state")
+    file = trap(tmp_path / "state")
     monkeypatch.chdir(tmp_path / "state")
     monkeypatch.setattr(os, "abort", lambda: pytest.fail("called"))
-    forge_recordings(job.store, processor=name, source="")
-    assert repr(name) in call("replay", ".", "k1", status=2)
+    forge_recordings(job.store, processor=name, source=str(file) if has_source else "")
+    said = call("replay", ".", "k1", status=2)
+    assert "--processor" in said
+    assert f"names {name!r}" in said
+    assert (f"of the file '{file}'" in said) is has_source
+    with pytest.raises(UsageError, match=f"names {name!r}"):
+        replay(job.location, "k1")
     assert not (tmp_path / "state" / "ran").exists()
 
 

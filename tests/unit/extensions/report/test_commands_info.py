@@ -6,17 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.locations.checkpoints import coordinator
+from tests.support.locations.checkpoints import coordinator, put_named_tag
 from tests.support.locations.costly_history import small_job
 from tests.support.locations.histories import NAMES, History, local
 
-from statelog.checkpoint.retained import Tag, TagKind
-from statelog.checkpoint.tags import put_tag
 from statelog.cli import main as cli
 from statelog.store import open_store
 
 
-def test_info_shows_kind_size_and_next_commands(call, tmp_path: Path) -> None:
+def test_info_has_kind_size_pins_claims_and_next_commands(call, tmp_path: Path) -> None:
     job = tmp_path / "a job"
     small_job(job)
     said = call("info", str(job))
@@ -25,35 +23,27 @@ def test_info_shows_kind_size_and_next_commands(call, tmp_path: Path) -> None:
     assert "checkpoints  2 of 2 can be restored" in said and " of log in " in said
     assert f"  statelog checkpoints '{job}'" in said
     assert "attention    Tasks were repeated 2 times" in said
-
-
-def test_json_has_the_same_facts(call, tmp_path: Path) -> None:
-    small_job(tmp_path / "job")
-    store = open_store(str(tmp_path / "job"))
-    put_tag(store, Tag(kind=TagKind.TAG, name="kept", checkpoint_id=4), clock_ms=lambda: 0)
-    printed = call.lines("info", str(tmp_path / "job"))[0]
-    assert ("the state of a query", 4) == (printed["kind"], printed["newest"])
-    assert ["tag kept: checkpoint 4"] == printed["pins"]
-    assert "" == printed["claimed"]
-    assert "attention" in {finding["level"] for finding in printed["findings"]}
+    put_named_tag(open_store(str(job)), "kept", 4)
+    (facts,) = call.lines("info", str(job))
+    assert ("the state of a query", 4) == (facts["kind"], facts["newest"])
+    assert ["tag kept: checkpoint 4"] == facts["pins"]
+    assert "" == facts["claimed"]
+    assert "attention" in {finding["level"] for finding in facts["findings"]}
+    coordinator(open_store(str(job)), "another").claim()
+    said = call("info", str(job))
+    assert "claimed by 'another'" in said and "it has not committed yet" in said
 
 
 def test_operators_and_variables_are_named(call, tmp_path: Path) -> None:
     history = History("info", local(tmp_path))
     history.run(3)
-    (operator,) = call.lines("info", str(tmp_path))[0]["operators"]
+    (facts,) = call.lines("info", str(tmp_path))
+    (operator,) = facts["operators"]
     assert set(NAMES) <= {variable["name"] for variable in operator["variables"]}
     assert {"value", "list", "map"} <= {variable["kind"] for variable in operator["variables"]}
     said = call("info", str(tmp_path))
     assert f"operator     {operator['name']}, by {operator['key']}" in said
     assert f"  statelog read {tmp_path} {operator['variables'][0]['name']}" in said
-
-
-def test_a_claim_after_the_newest_checkpoint_is_shown(call, tmp_path: Path) -> None:
-    small_job(tmp_path / "job")
-    coordinator(open_store(str(tmp_path / "job")), "another").claim()
-    said = call("info", str(tmp_path / "job"))
-    assert "claimed by 'another'" in said and "it has not committed yet" in said
 
 
 def test_a_location_without_a_checkpoint(call, tmp_path: Path) -> None:
@@ -74,21 +64,20 @@ def test_damage_is_a_finding(call, tmp_path: Path) -> None:
     ("words", "expected"), [("statelog che", "checkpoints"), ("statelog info --js", "--json")]
 )
 def test_the_shell_completes_verbs_and_options(words: str, expected: str) -> None:
-    variables = {
+    environment = {
+        **os.environ,
         "_STATELOG_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split()) - 1),
     }
     command = [str(Path(sys.executable).with_name("statelog"))]
-    done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60
-    )
-    assert expected in done.stdout.split(), done.stderr
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert expected in ended.stdout.split(), ended.stderr
 
 
 def test_without_words_the_first_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert 2 == cli.run([])
-    shown = capsys.readouterr().out
-    commands = [line.split()[1] for line in shown.splitlines() if line.startswith("statelog ")]
+    said = capsys.readouterr().out
+    commands = [line.split()[1] for line in said.splitlines() if line.startswith("statelog ")]
     assert ["demo", "info", "checkpoints", "read", "get"] == commands
-    assert "statelog --help" in shown
+    assert "statelog --help" in said

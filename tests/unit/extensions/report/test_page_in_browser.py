@@ -8,7 +8,7 @@ without them the tests are skipped.
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -60,6 +60,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     chrome.quit()
 
 
+Draw = Callable[[Figures], "Browser"]
+
+
 class Browser:
     """A page that is open, in a window of some width and with the colours of some system."""
 
@@ -85,33 +88,42 @@ class Browser:
     def press(self, *pressed: str) -> None:
         self.driver.switch_to.active_element.send_keys(*pressed)
 
-    def texts(self, selector: str) -> list[str]:
-        code = "return [...document.querySelectorAll(arguments[0])].map((element) => element.textContent.toWellFormed())"
+    def values(self, selector: str, value: str) -> list[Any]:
+        """Return the value of a JavaScript expression for each *element* of a selector."""
+        code = f"return [...document.querySelectorAll(arguments[0])].map((element) => {value})"
         return list(self.run(code, selector))
+
+    def matching(self, selector: str, condition: str) -> list[str]:
+        """Return the elements of a selector for which a JavaScript expression is true."""
+        code = (
+            "return [...document.querySelectorAll(arguments[0])]"
+            f".filter((element) => {condition}).map((element) => element.outerHTML.slice(0, 120))"
+        )
+        return list(self.run(code, selector))
+
+    def texts(self, selector: str) -> list[str]:
+        return self.values(selector, "element.textContent.toWellFormed()")
 
     def rows(self, selector: str) -> list[list[str]]:
         """Return the cells of a table, its head among them."""
-        code = """
-        return [...document.querySelectorAll(arguments[0] + " tr")].map((row) =>
-          [...row.cells].map((cell) => cell.textContent));
-        """
-        return list(self.run(code, selector))
+        return self.values(f"{selector} tr", "[...element.cells].map((cell) => cell.textContent)")
 
     def requests(self) -> list[str]:
-        messages = [
-            json.loads(message["message"])["message"]
-            for message in self.driver.get_log("performance")
-        ]
-        return [
-            message["params"]["request"]["url"]
-            for message in messages
-            if message["method"] == "Network.requestWillBeSent"
-        ]
+        log = self.driver.get_log("performance")
+        messages = [json.loads(entry["message"])["message"] for entry in log]
+        sent = [entry for entry in messages if entry["method"] == "Network.requestWillBeSent"]
+        return [message["params"]["request"]["url"] for message in sent]
 
 
 @pytest.fixture
-def browser(driver: Any, figures: Figures, tmp_path: Path) -> Browser:
-    return Browser(driver, tmp_path, page(figures))
+def draw(driver: Any, tmp_path: Path) -> Draw:
+    """Return what opens the page of figures."""
+    return lambda figures: Browser(driver, tmp_path, page(figures))
+
+
+@pytest.fixture
+def browser(draw: Draw, figures: Figures) -> Browser:
+    return draw(figures)
 
 
 def colour(text: str) -> tuple[float, float, float]:
@@ -120,7 +132,7 @@ def colour(text: str) -> tuple[float, float, float]:
 
 
 COLOURS = """
-  const found = [];
+  const words = [];
   for (const element of document.querySelectorAll("body *")) {
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
     const box = element.getBoundingClientRect();
@@ -128,10 +140,13 @@ COLOURS = """
     let ground = element;
     while (ground && /^rgba\\(.*, 0\\)$|transparent/.test(getComputedStyle(ground).backgroundColor)) ground = ground.parentElement;
     const behind = ground ? getComputedStyle(ground).backgroundColor : "rgb(255, 255, 255)";
-    found.push([getComputedStyle(element).color, behind, element.textContent.trim().slice(0, 40)]);
+    words.push([getComputedStyle(element).color, behind, element.textContent.trim().slice(0, 40)]);
   }
-  return found;
+  return words;
 """
+
+
+GROUND = "getComputedStyle(element).backgroundColor"
 
 
 def test_the_page_logs_nothing_and_requests_nothing(browser: Browser) -> None:
@@ -146,20 +161,16 @@ def test_all_words_have_contrast(browser: Browser, dark: bool) -> None:
     browser.open(dark=dark)
     words = browser.run(COLOURS)
     assert len(words) > 200
-    low = {
-        (front, back, text)
-        for front, back, text in words
-        if contrast(colour(front), colour(back)) < 4.5
-    }
-    assert not low
+    assert [] == [word for word in words if contrast(colour(word[0]), colour(word[1])) < 4.5]
 
 
 def test_light_and_dark_follow_the_system_and_the_switch_counts_more(browser: Browser) -> None:
     def ground() -> str:
-        return browser.run("return getComputedStyle(document.body).backgroundColor")
+        (background,) = browser.values("body", GROUND)
+        return str(background)
 
     def choose(name: str) -> str:
-        browser.run("document.getElementById(arguments[0]).click()", f"theme-{name}")
+        browser.values(f"#theme-{name}", "element.click()")
         return ground()
 
     light = ground()
@@ -169,7 +180,7 @@ def test_light_and_dark_follow_the_system_and_the_switch_counts_more(browser: Br
     assert [light, dark, dark] == [choose(name) for name in ("light", "dark", "auto")]
     choose("light")
     browser.open(dark=True)
-    assert light == ground()  # kept, as far as the browser allows it
+    assert light == ground()  # the choice is stored, as far as the browser allows it
     choose("auto")
 
 
@@ -177,16 +188,17 @@ def test_light_and_dark_follow_the_system_and_the_switch_counts_more(browser: Br
 def test_no_width_needs_to_scroll_sideways(browser: Browser, width: int) -> None:
     browser.open(width)
     assert browser.run("return document.documentElement.scrollWidth") <= width
-    hidden = browser.run(
-        """
-        return [...document.querySelectorAll("main *")].filter((element) => {
-          if (element.closest(".scroll, .hidden, svg")) return false;
-          const box = element.getBoundingClientRect();
-          return box.width && (box.right > innerWidth + 1 || box.left < -1);
-        }).map((element) => element.className || element.tagName);
-        """
-    )
-    assert [] == hidden
+    shown = "main *:not(.scroll *, .scroll, .hidden *, .hidden, svg *, svg)"
+    box = "element.getBoundingClientRect()"
+    outside = f"{box}.width && ({box}.right > innerWidth + 1 || {box}.left < -1)"
+    assert [] == browser.matching(shown, outside)
+
+
+def test_controls_are_large_enough_to_touch(browser: Browser) -> None:
+    browser.open(360)
+    box = "element.getBoundingClientRect()"
+    controls = "nav a, summary, .theme label, .field input, .cursor"
+    assert [] == browser.matching(controls, f"{box}.height < 24 || {box}.width < 24")
 
 
 def test_the_keyboard_reaches_every_control(browser: Browser) -> None:
@@ -225,119 +237,83 @@ def test_the_keyboard_reaches_every_control(browser: Browser) -> None:
 
 def test_arrow_keys_read_the_values_of_a_chart(browser: Browser) -> None:
     browser.run("document.querySelector('#durations .cursor').focus()")
-    rows = browser.run(
-        "return [...document.querySelectorAll('#durations tbody tr')].map((row) => row.cells[0].textContent)"
+    first, *_, last_but_one, last = browser.values(
+        "#durations tbody tr", "element.cells[0].textContent"
     )
+    for key, checkpoint in (
+        ("", last), (keys.ARROW_LEFT, last_but_one), (keys.HOME, first), (keys.ARROW_LEFT, first),
+    ):  # fmt: skip
+        browser.press(key)
+        (readout,) = browser.texts("#durations .readout")
+        assert readout.startswith(f"Checkpoint {checkpoint} · ")
+    assert [readout] == browser.values(":focus", "element.getAttribute('aria-valuetext')")
 
-    def told() -> str:
-        return browser.run("return document.querySelector('#durations .readout').textContent")
 
-    assert told().startswith(f"Checkpoint {rows[-1]} · ")
-    browser.press(keys.ARROW_LEFT)
-    assert told().startswith(f"Checkpoint {rows[-2]} · ")
-    browser.press(keys.HOME)
-    assert told().startswith(f"Checkpoint {rows[0]} · ")
-    browser.press(keys.ARROW_LEFT)
-    assert told().startswith(f"Checkpoint {rows[0]} · ")
-    spoken = browser.run("return document.activeElement.getAttribute('aria-valuetext')")
-    assert spoken == told()
+NAMED = """
+  (element.getAttribute("aria-label") || "").trim()
+  || (element.getAttribute("aria-labelledby") || "").split(" ").some((id) => document.getElementById(id)?.textContent.trim())
+  || (element.labels && [...element.labels].some((label) => label.textContent.trim()))
+  || (["A", "SUMMARY"].includes(element.tagName) && element.textContent.trim())
+"""
 
 
 def test_every_control_and_picture_has_a_name(browser: Browser) -> None:
-    nameless = browser.run(
-        """
-        const named = (element) => (element.getAttribute("aria-label") || "").trim()
-          || (element.getAttribute("aria-labelledby") || "").split(" ").some((id) => document.getElementById(id)?.textContent.trim())
-          || (element.labels && [...element.labels].some((label) => label.textContent.trim()))
-          || (["A", "SUMMARY"].includes(element.tagName) && element.textContent.trim());
-        const all = 'a[href], input, summary, [tabindex="0"], svg, figure, section, nav, form, [role]';
-        return [...document.querySelectorAll(all)].filter((element) => !named(element)).map((element) => element.outerHTML.slice(0, 120));
-        """
-    )
-    assert [] == nameless
-    levels = browser.run(
-        "return [...document.querySelectorAll('h1,h2,h3')].map((element) => Number(element.tagName[1]))"
-    )
+    controls = 'a[href], input, summary, [tabindex="0"], svg, figure, section, nav, form, [role]'
+    assert [] == browser.matching(controls, f"!({NAMED})")
+    levels = browser.values("h1, h2, h3", "Number(element.tagName[1])")
     assert 1 == levels.count(1) and 1 == levels[0]
     assert all(after - before <= 1 for before, after in pairwise(levels))
-    assert browser.run(
-        "return [...document.querySelectorAll('table')].every((element) => element.caption && element.querySelector('th[scope=col]'))"
-    )
-
-
-def test_controls_are_large_enough_to_touch(browser: Browser) -> None:
-    browser.open(360)
-    small = browser.run(
-        """
-        return [...document.querySelectorAll("nav a, summary, .theme label, .field input, .cursor")].filter((element) => {
-          const box = element.getBoundingClientRect();
-          return box.height < 24 || box.width < 24;
-        }).map((element) => element.outerHTML.slice(0, 80));
-        """
-    )
-    assert [] == small
+    without_head = "!element.caption || !element.querySelector('th[scope=col]')"
+    assert [] == browser.matching("table", without_head)
 
 
 def test_the_estimates_follow_the_fields_and_begin_with_those_of_the_report(
     browser: Browser, figures: Figures
 ) -> None:
-    def told(identity: str) -> str:
-        return browser.run("return document.getElementById(arguments[0]).textContent", identity)
+    def result(identity: str) -> str:
+        (text,) = browser.texts(f"#{identity}")
+        return text
 
     def fill(identity: str, value: str) -> None:
         browser.run(
-            """
-            const field = document.getElementById(arguments[0]);
-            field.value = arguments[1];
-            field.dispatchEvent(new Event("input", { bubbles: true }));
-            """,
-            identity,
+            "arguments[0].value = arguments[1]; "
+            "arguments[0].dispatchEvent(new Event('input', { bubbles: true }));",
+            browser.driver.find_element("id", identity),
             value,
         )
 
-    before = told("restart-time"), told("bill-total")
-    latency = browser.run("return document.getElementById('latency').value")
-    fill("latency", latency)
-    prices = browser.run("return document.getElementById('storage').value")
-    fill("storage", prices)
-    assert before[0] == told("restart-time")  # the formulas of page and report agree
-    restart = figures.restart
-    assert restart is not None
+    of_report = result("restart-time")
+    for identity in ("latency", "storage"):
+        (value,) = browser.values(f"#{identity}", "element.value")
+        fill(identity, value)
+    assert of_report == result("restart-time")  # the formulas of page and report agree
+    restart, bill = figures.restart, figures.bill
+    assert restart is not None and bill is not None
     fill("latency", "10000")
     seconds = (restart.driver_requests + restart.slowest_requests) * 10
-    assert f"about {seconds // 60} min {seconds % 60} s" == told("restart-time")
-    fill("seconds", "60")
-    fill("puts", "1000")
-    fill("gets", "0")
-    fill("storage", "0")
-    puts = 30 * 24 * 60 * (figures.bill.puts_per_batch + 1)  # type: ignore[union-attr]
-    assert f"${puts:,.2f}" == told("bill-total")
+    assert f"about {seconds // 60} min {seconds % 60} s" == result("restart-time")
+    for identity, value in (("seconds", "60"), ("puts", "1000"), ("gets", "0"), ("storage", "0")):
+        fill(identity, value)
+    assert f"${30 * 24 * 60 * (bill.puts_per_batch + 1):,.2f}" == result("bill-total")
     fill("puts", "")
-    assert "–" == told("bill-total")
+    assert "–" == result("bill-total")
 
 
 def test_print_shows_the_charts_without_controls(browser: Browser) -> None:
     browser.open(dark=True, media="print")
-    ground, hidden, charts = browser.run(
-        """
-        return [
-          getComputedStyle(document.body).backgroundColor,
-          [...document.querySelectorAll("nav, .theme, .cursor, .field input")].filter((element) => element.checkVisibility()).length,
-          [...document.querySelectorAll(".chart svg")].filter((element) => element.getBoundingClientRect().height > 50).length,
-        ];
-        """
-    )
-    assert ("rgb(255, 255, 255)", 0, 8) == (ground, hidden, charts)
+    assert ["rgb(255, 255, 255)"] == browser.values("body", GROUND)
+    controls = "nav, .theme, .cursor, .field input"
+    assert [] == browser.matching(controls, "element.checkVisibility()")
+    tall = "element.getBoundingClientRect().height > 50"
+    assert 8 == len(browser.matching(".chart svg", tall))
 
 
 @pytest.mark.parametrize("name", [NASTY.replace("alert(1)", "document.title=1"), *NAMES])
-def test_names_are_shown_as_text(driver: Any, figures: Figures, tmp_path: Path, name: str) -> None:
-    kinds = "return [...new Set([...document.querySelectorAll('*')].map((element) => element.tagName))].sort()"
-    (tmp_path / "plain").mkdir()
-    expected = {*Browser(driver, tmp_path / "plain", page(figures)).run(kinds), "STRONG"}
-    browser = Browser(driver, tmp_path, page(named(figures, name)))
+def test_names_are_shown_as_text(draw: Draw, figures: Figures, name: str) -> None:
+    expected = {*draw(figures).values("*", "element.tagName"), "STRONG"}
+    browser = draw(named(figures, name))
     assert [] == browser.driver.get_log("browser")
-    assert set(browser.run(kinds)) <= expected
+    assert set(browser.values("*", "element.tagName")) <= expected
     shown = "\ufffd" if name == "\ud800" else name
     assert [shown] == browser.texts("h1")
     assert f"operator {shown}" in browser.texts("#facts span")
@@ -360,28 +336,17 @@ def batch(number: int, **figures: Any) -> CheckpointFigures:
 
 
 @pytest.fixture
-def small(driver: Any, tmp_path: Path) -> Browser:
+def small(draw: Draw) -> Browser:
     """A page whose values a reader can add up."""
-    checkpoints = (
-        batch(7, milliseconds={"plan": 1, "run": 1}, rows=1, extras={"late_calls": 3}),
-        batch(8, milliseconds={"run": 2}, task_milliseconds={"stage": 5, "zip_up": 7}),
-        batch(9, milliseconds={"plan": 3, "run": 1}, rows=12_345, delta_bytes=1536),
-    )
-    checkpoints = (
-        replace(checkpoints[0], put_retries=2),
-        replace(checkpoints[1], epoch=2),
-        checkpoints[2],
-    )
-    older = ((5, 100), (6, 200))
-    return Browser(
-        driver, tmp_path, page(replace(EMPTY, checkpoints=checkpoints, older_changes=older))
-    )
+    first = batch(7, milliseconds={"plan": 1, "run": 1}, rows=1, extras={"late_calls": 3})
+    second = batch(8, milliseconds={"run": 2}, task_milliseconds={"stage": 5, "zip_up": 7})
+    third = batch(9, milliseconds={"plan": 3, "run": 1}, rows=12_345, delta_bytes=1536)
+    checkpoints = (replace(first, put_retries=2), replace(second, epoch=2), third)
+    return draw(replace(EMPTY, checkpoints=checkpoints, older_changes=((5, 100), (6, 200))))
 
 
 def test_bars_are_stacked_and_an_unknown_value_is_none(small: Browser) -> None:
-    paths = small.run(
-        "return [...document.querySelectorAll('#durations path')].map((element) => element.getAttribute('d'))"
-    )
+    paths = small.values("#durations path", "element.getAttribute('d')")
     # The scale ends at 4, so a value of one is 25 of 100 high; y counts from the top.
     assert "4 ms" == small.texts("#durations .scale span")[0]
     assert ["75.00", "25.00"] == re.findall(r"M\S+ (\S+?)h", paths[0])
@@ -399,12 +364,8 @@ def test_the_table_has_the_values_of_the_chart(small: Browser) -> None:
     ] == small.rows("#durations")
     assert ["5", "100 B", "–", "–", "100 B"] == small.rows("#bytes")[1]
     assert "2 older checkpoints are no longer stored" in small.texts("#bytes .note")[0]
-
-
-def test_only_a_chart_of_several_series_has_legend_and_total(small: Browser) -> None:
-    assert ["Plan", "Run tasks", "Commit", "Deliver", "Clean up"] == small.texts(
-        "#durations .legend li"
-    )
+    # Only a chart of several series has a legend and a total.
+    assert heads[1:-1] == small.texts("#durations .legend li")
     assert [] == small.texts("#rows .legend")
     heads, first, second, _ = small.rows("#rows")
     assert ["Checkpoint", "Rows", "Keys", "Output rows", "late calls"] == heads
@@ -412,14 +373,13 @@ def test_only_a_chart_of_several_series_has_legend_and_total(small: Browser) -> 
 
 
 def test_the_summary_says_where_the_largest_value_is(small: Browser) -> None:
-    code = "return document.querySelector(arguments[0] + ' svg').getAttribute('aria-label')"
-    assert (
+    label = "element.getAttribute('aria-label')"
+    assert small.values("#durations svg", label)[0] == (
         "Duration by phase: 3 values, from checkpoint 7 to 9. The largest is 4 ms at 9, the last "
         "4 ms. The table below has all values."
-    ) == small.run(code, "#durations")
-    assert small.run(code, "#entries").startswith(
-        "State entries: 3 values, from checkpoint 7 to 9."
     )
+    entries = small.values("#entries svg", label)[0]
+    assert entries.startswith("State entries: 3 values, from checkpoint 7 to 9.")
 
 
 def test_phases_and_retries_are_summed_up(small: Browser) -> None:
@@ -436,81 +396,69 @@ def test_phases_and_retries_are_summed_up(small: Browser) -> None:
     assert ["7", "–", "2", "0", "0"] == small.rows("#retries details")[1]
 
 
-def test_numbers_have_the_forms_of_the_command_line(driver: Any, tmp_path: Path) -> None:
+def test_numbers_have_the_forms_of_the_command_line(draw: Draw) -> None:
     sizes = [0, 1023, 1024, 1536, 1024**2 - 1, 5 * 1024**4, 3000 * 1024**4]
     times = [0, 999, 1000, 59_940, 59_960, 125_000, 11_040_000, 180_000_000]
     checkpoints = (
         *(batch(number, delta_bytes=value) for number, value in enumerate(sizes)),
         *(batch(number, milliseconds={"run": value}) for number, value in enumerate(times)),
     )
-    browser = Browser(driver, tmp_path, page(replace(EMPTY, checkpoints=checkpoints)))
+    browser = draw(replace(EMPTY, checkpoints=checkpoints))
     cells = [row[1] for row in browser.rows("#bytes")[1:]]
     assert [texts.size(value) for value in sizes] == cells[: len(sizes)]
     cells = [row[2] for row in browser.rows("#durations")[1:]]
     assert [texts.duration(value) for value in times] == cells[len(sizes) :]
     assert "14 Nov 2023, 22:13:20 UTC" == browser.rows("#checkpoints")[1][2]
-
-
-def test_a_time_that_no_calendar_has_is_a_number(driver: Any, tmp_path: Path) -> None:
+    # A time that no calendar has is a number.
     hostile = checkpoint(1, created_at_ms=2**60)
-    browser = Browser(driver, tmp_path, page(replace(EMPTY, checkpoints=(hostile,))))
+    browser = draw(replace(EMPTY, checkpoints=(hostile,)))
     assert [] == browser.driver.get_log("browser")
     assert browser.rows("#checkpoints")[1][2].endswith(" ms")
 
 
-def test_scales_end_above_the_largest_value_and_not_far(driver: Any, tmp_path: Path) -> None:
+def test_scales_end_above_the_largest_value_and_not_far(draw: Draw) -> None:
     counts = {0: "4", 1: "4", 5: "8", 11: "12", 6045: "8,000", 469: "600"}
     sizes = {900: "1,000 B", 700 * 1024: "800 KiB", 1020 * 1024: "1 MiB", 1153434: "1.2 MiB"}
     skew = (
         *(KeyGroups(operator=str(count), keys=(count,), change_bytes=()) for count in counts),
         *(KeyGroups(operator=str(count), keys=(), change_bytes=(count,)) for count in sizes),
     )
-    text = page(replace(EMPTY, checkpoints=(checkpoint(1),), skew=skew))
-    tops = Browser(driver, tmp_path, text).texts("#key-groups .scale span:first-child")
+    browser = draw(replace(EMPTY, checkpoints=(checkpoint(1),), skew=skew))
+    tops = browser.texts("#key-groups .scale span:first-child")
     assert [*counts.values(), *sizes.values()] == tops
 
 
 def test_each_chart_has_a_summary_and_a_table(browser: Browser) -> None:
-    charts = browser.run(
-        """
-        return [...document.querySelectorAll(".chart")].map((chart) => [
-          chart.querySelector("svg[role=img]").getAttribute("aria-label").length,
-          chart.querySelectorAll("tbody tr").length,
-        ]);
-        """
-    )
-    assert 8 == len(charts)
-    assert all(words > 40 and rows > 3 for words, rows in charts)
+    label = "element.querySelector('svg[role=img]').getAttribute('aria-label').length"
+    rows = "element.querySelectorAll('tbody tr').length"
+    assert 8 == len(browser.matching(".chart", f"{label} > 40 && {rows} > 3"))
+    assert 8 == len(browser.values(".chart", "element.id"))
 
 
-def test_many_checkpoints_are_bounded(driver: Any, figures: Figures, tmp_path: Path) -> None:
+def test_many_checkpoints_are_bounded(draw: Draw, figures: Figures) -> None:
     many = tuple(replace(figures.checkpoints[0], checkpoint_id=number) for number in range(5000))
     skew = (KeyGroups(operator="op", keys=tuple(range(32768)), change_bytes=(1,) * 32768),)
-    text = page(replace(figures, checkpoints=many, newest_id=4999, skew=skew))
-    browser = Browser(driver, tmp_path, text)
+    browser = draw(replace(figures, checkpoints=many, newest_id=4999, skew=skew))
     assert 401 == len(browser.rows("#rows")) == len(browser.rows("#checkpoints"))
     assert "The newest 400 are shown." in browser.texts("#checkpoints .note")[0]
     assert "Each bar is the largest of 128 key groups." in browser.texts("#keys-0 .note")[0]
     assert 257 == len(browser.rows("#keys-0"))
-    assert browser.run("return document.querySelectorAll('*').length") < 60_000
+    assert len(browser.values("*", "1")) < 60_000
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_page_without_state_is_drawn(driver: Any, tmp_path: Path, is_damaged: bool) -> None:
+def test_a_page_without_state_is_drawn(draw: Draw, is_damaged: bool) -> None:
     damaged = checkpoint(1, state="damaged", problem="cut", created_at_ms=None, epoch=None)
-    text = page(replace(EMPTY, checkpoints=(damaged,)) if is_damaged else EMPTY)
-    browser = Browser(driver, tmp_path, text)
+    browser = draw(replace(EMPTY, checkpoints=(damaged,)) if is_damaged else EMPTY)
     assert [] == browser.driver.get_log("browser")
     assert ["Overview", "Checkpoints"] == browser.texts("h2") == browser.texts("nav a")
     words = "Nothing stands out." if is_damaged else "contains no checkpoint yet"
     assert words in browser.texts("#overview .card")[0]
 
 
-def test_uncounted_key_groups_have_the_reason(
-    driver: Any, figures: Figures, tmp_path: Path
-) -> None:
-    text = page(replace(figures, skew=(), skew_problem=NASTY))
-    assert [f"Not counted: {NASTY}"] == Browser(driver, tmp_path, text).texts("#key-groups .card")
+def test_uncounted_key_groups_have_the_reason(draw: Draw, figures: Figures) -> None:
+    browser = draw(replace(figures, skew=(), skew_problem=NASTY))
+    assert [f"Not counted: {NASTY}"] == browser.texts("#key-groups .card")
 
 
 def test_without_scripts_the_page_says_what_it_needs(browser: Browser) -> None:

@@ -69,8 +69,8 @@ def test_rows_are_dropped_by_their_age_also_out_of_an_object_that_grows(tmp_path
     job = late_job(tmp_path, settings=age)
     for minute in range(25):
         job.run([(f"k{minute:02}", "row", 1)], minute * MINUTE)
-    kept = [row[2] for row in rows_of(job.location, "late")]
-    assert [f"k{minute:02}" for minute in range(15, 25)] == kept
+    keys = [row[2] for row in rows_of(job.location, "late")]
+    assert [f"k{minute:02}" for minute in range(15, 25)] == keys
     job.run([], 35 * MINUTE)
     assert () == entries_of(job)
     with sl.open(job.location) as state:
@@ -94,7 +94,6 @@ def test_a_schema_that_cannot_be_parsed_is_named() -> None:
     def parse(ddl: str) -> StructType:
         raise AnalysisException(f"{ddl} is not DDL")
 
-    with pytest.raises(
-        UsageError, match="side output 'late': 'n lnog' is not a schema: n lnog is not DDL"
-    ):
+    message = "side output 'late': 'n lnog' is not a schema: n lnog is not DDL"
+    with pytest.raises(UsageError, match=message):
         DriverHandle(parse, has_ttl=False).sideOutput("late", "n lnog")

@@ -39,7 +39,7 @@ from tests.support.jobs.poisoned_keys import (
     state_of,
 )
 from tests.support.jobs.recorded_job import RecordedJob, added_by
-from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT
+from tests.support.jobs.recorded_processors import steps_job
 from tests.support.jobs.task_query import INITIAL, NUMBERS, Query, arrow_input, of_initial
 
 import statelog as sl
@@ -87,9 +87,9 @@ def test_a_job_that_leaves_keys_out_is_the_job_without_them(
     kind, model = (EmitsFrames, EmitsModelOfFrames) if in_pandas else (Emits, EmitsModel)
 
     def job_of(location: str, processor: Any, errors: ErrorPolicy | None) -> RecordedJob:
-        return RecordedJob(
-            location, processor, COLUMNS, OUTPUT, None, pandas=in_pandas, tasks=tasks,
-            input_bytes=input_bytes, errors=errors, inline_bytes=inline_bytes,
+        return steps_job(
+            location, processor, pandas=in_pandas, tasks=tasks, input_bytes=input_bytes,
+            errors=errors, inline_bytes=inline_bytes,
         )  # fmt: skip
 
     job = job_of(fresh(folder / "job"), kind(), policy)
@@ -107,10 +107,11 @@ def test_a_job_that_leaves_keys_out_is_the_job_without_them(
         assert state_of(clean) == state_of(job)
         for name in ("operations", "timers"):
             assert in_batches(clean.location, name) == in_batches(job.location, name), name
-        due, clean_due = ([ack.changes.next_due_ms for ack in some] for some in (acks, expected))
-        assert min(due) <= first_timer(job)
+        due_ms = [ack.changes.next_due_ms for ack in acks]
+        assert min(due_ms) <= first_timer(job)
         if input_bytes > 4000:  # an input in parts may report the time of a timer that was deleted
-            assert (min(due), clean_due) == (first_timer(job), due)
+            assert min(due_ms) == first_timer(job)
+            assert due_ms == [ack.changes.next_due_ms for ack in expected]
         assert sum(failures_of(ack).keys for ack in acks) >= len(failed)
         letters += sum(failures_of(ack).letters.count for ack in acks)
     assert in_batches(job.location, "operations") == [
@@ -123,13 +124,12 @@ def test_a_job_that_leaves_keys_out_is_the_job_without_them(
     if policy is SKIP:
         assert letters == 0
         return
-    of_rows = [
-        (letter["batch_id"], letter["key"][2:-2]) for letter in stored if not letter["timers"]
-    ]
-    assert sorted(of_rows) == sorted(
+    of_timers = [letter for letter in stored if letter["timers"]]
+    assert {"handleExpiredTimer"} >= {letter["method"] for letter in of_timers}
+    of_rows = [letter for letter in stored if not letter["timers"]]
+    assert sorted((letter["batch_id"], letter["key"][2:-2]) for letter in of_rows) == sorted(
         (number, key) for number, (_, rows) in enumerate(history) for key in failed_in(rows)
     )
-    assert {"handleExpiredTimer"} >= {letter["method"] for letter in stored if letter["timers"]}
 
 
 # ----------------------------------------------------------------------------------- single calls
@@ -157,14 +157,17 @@ def test_rows_and_tuples_are_taken_and_what_a_row_leaves_out_is_null(tmp_path: P
     ],
 )
 def test_an_unfit_row_fails_the_call_that_emits_it(op: str, said: str, tmp_path: Path) -> None:
+    rows = [("a", "row", 1), ("b", "row", 1), ("b", op, 2)]
     job = late_job(tmp_path / "fails")
     with pytest.raises(ProcessorError, match=rf"handleInputRows failed for key \('b',\).*{said}"):
-        job.run([("a", "row", 1), ("b", "row", 1), ("b", op, 2)])
+        job.run(rows)
     job = late_job(tmp_path / "letters", errors=LETTERS)
-    job.run([("a", "row", 1), ("b", "row", 1), ("b", op, 2)])
+    job.run(rows)
     assert ["a"] == [row[2] for row in rows_of(job.location, "late")]
     with sl.open(job.location) as state:
-        assert ['["b"]'] == state.dead_letters()["key"].to_pylist()
+        letters = state.dead_letters()
+    assert ['["b"]'] == letters["key"].to_pylist()
+    assert LETTERS_SCHEMA == letters.schema
 
 
 class AtOtherTimes(Late):
@@ -203,28 +206,20 @@ def test_rows_are_emitted_while_rows_are_handled(tmp_path: Path) -> None:
     [
         ("", "k string", "letters, digits"),
         ("a/b", "k string", "letters, digits"),
-        ("late", "Batch_Id long", "with distinct names other than checkpoint_id or batch_id"),
-        ("late", "checkpoint_id long", "with distinct names other than checkpoint_id or batch_id"),
-        ("late", "k string, k string", "with distinct names"),
+        ("other", "Batch_Id long", "with distinct names other than checkpoint_id or batch_id"),
+        ("other", "checkpoint_id long", "with distinct names other than checkpoint_id or batch_id"),
+        ("other", "k string, k string", "with distinct names"),
+        ("late", "k string", "declares the side output 'late' twice"),
     ],
 )
 def test_wrong_declarations_are_rejected(name: str, schema: str, said: str, tmp_path: Path) -> None:
     class Wrong(Late):
         def init(self, handle: Any) -> None:
+            super().init(handle)
             handle.sideOutput(name, schema)
 
     with pytest.raises(ProcessorError, match=said):
         late_job(tmp_path, Wrong())
-
-
-def test_a_side_output_is_declared_once(tmp_path: Path) -> None:
-    class Twice(Late):
-        def init(self, handle: Any) -> None:
-            super().init(handle)
-            super().init(handle)
-
-    with pytest.raises(ProcessorError, match="declares the side output 'late' twice"):
-        late_job(tmp_path, Twice())
 
 
 def test_many_rows_are_written_to_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,14 +235,13 @@ def test_many_rows_are_written_to_files(tmp_path: Path, monkeypatch: pytest.Monk
     (ack,) = job.run([("a", "row", 60_000), ("b", "row", 10)])
     emitted = emitted_by(ack)
     assert 60_010 == sum(addition.count for addition in emitted)
-    assert 16_384 >= max(
-        addition.count for addition in emitted
-    )  # a key has 60,000 rows, and few of them are held
+    # A key has 60,000 rows, and few of them are held.
+    assert 16_384 >= max(addition.count for addition in emitted)
     rows = rows_of(job.location, "late")
     assert 60_010 == len(rows) == len(set(rows))
     with sl.open(job.location) as state:
-        (kept,) = state.side_outputs()
-    assert (60_010, len(emitted)) == (kept.rows, kept.objects)
+        (late,) = state.side_outputs()
+    assert (60_010, len(emitted)) == (late.rows, late.objects)
 
 
 def test_a_damaged_or_deleted_object_is_reported(tmp_path: Path) -> None:
@@ -295,14 +289,6 @@ def test_a_column_whose_type_changed_is_read_since_the_change(tmp_path: Path) ->
         rows_of(job.location, "late")
     since = rows_of(job.location, "late", since=before.checkpoint_id)
     assert [7] == [row[2] for row in since]
-
-
-def test_dead_letters_do_not_have_rows_of_side_outputs(tmp_path: Path) -> None:
-    job = late_job(tmp_path, errors=LETTERS)
-    job.run([("a", "dict", 1), ("b", "row", 1)])
-    with sl.open(job.location) as state:
-        assert LETTERS_SCHEMA == state.dead_letters().schema
-        assert 1 == state.dead_letters().num_rows == state.side_output("late").num_rows
 
 
 def test_a_copy_has_the_rows_and_a_fork_begins_without(tmp_path: Path) -> None:
@@ -362,11 +348,9 @@ def test_failed_initial_state_takes_its_rows_along(tmp_path: Path, input_bytes: 
         extras={BAD_RECORDS: LETTERS, **declared.extras},
         initial=INITIAL,
     )  # fmt: skip
-    batches = [
-        batch
-        for is_initial, values in ((True, initial), (False, rows))
-        for batch in of_initial(is_initial, arrow_input(values, "key long, value double", 1))
-    ]
+    columns = "key long, value double"
+    batches = of_initial(True, arrow_input(initial, columns, 1))
+    batches += of_initial(False, arrow_input(rows, columns, 1))
     output = query.run(batches)
     tables = query.tables().values()
     assert expected == {key: cell for group in tables for key, cell in group[0].items()}

@@ -59,6 +59,10 @@ def limit(most: int | None) -> Any:
     return SimpleNamespace() if most is None else SimpleNamespace(max_files=most)
 
 
+def rows_of(source: ChangeStream, parts: list[Any]) -> list[dict[str, Any]]:
+    return [row for part in parts for batch in source.read(part) for row in batch.to_pylist()]
+
+
 def names(folder: Path) -> list[tuple[str, int]]:
     store = open_store(str(folder))
     return [(tag.name, tag.checkpoint_id) for tag in list_tags(store)]
@@ -67,41 +71,33 @@ def names(folder: Path) -> list[tuple[str, int]]:
 def test_offsets_follow_the_limit_that_spark_gives(tmp_path: Path) -> None:
     a_history(tmp_path, 6)
     source = stream(tmp_path, start=1, limit=2)
-    assert source.initialOffset() == offset(tmp_path, 1)
-    assert source.latestOffset(offset(tmp_path, 1), limit(2)) == offset(tmp_path, 3)
-    assert source.latestOffset(offset(tmp_path, 3), limit(1)) == offset(tmp_path, 4)
-    assert source.latestOffset(offset(tmp_path, 1), limit(None)) == offset(tmp_path, 6), (
-        "Spark's limit counts"
-    )
-    assert source.latestOffset(offset(tmp_path, 6), limit(2)) == offset(tmp_path, 6)
-    assert source.reportLatestOffset() == offset(tmp_path, 6)
-    parts = source.partitions(offset(tmp_path, 1), offset(tmp_path, 3))
-    between = offset(tmp_path, 1)["position"], offset(tmp_path, 3)["position"]
+    offsets = {number: offset(tmp_path, number) for number in range(1, 7)}
+    assert source.initialOffset() == offsets[1]
+    # Spark's limit counts, not that of the stream.
+    for begin, most, end in ((1, 2, 3), (3, 1, 4), (1, None, 6), (6, 2, 6)):
+        assert source.latestOffset(offsets[begin], limit(most)) == offsets[end]
+    assert source.reportLatestOffset() == offsets[6]
+    parts = source.partitions(offsets[1], offsets[3])
+    between = offsets[1]["position"], offsets[3]["position"]
     assert [part.value[:2] for part in parts] == [between] * 2
-    rows = [row for part in parts for batch in source.read(part) for row in batch.to_pylist()]
-    assert {row["checkpoint_id"] for row in rows} == {2, 3}
-    assert source.partitions(offset(tmp_path, 3), offset(tmp_path, 3)) == []
+    assert {row["checkpoint_id"] for row in rows_of(source, parts)} == {2, 3}
+    assert source.partitions(offsets[3], offsets[3]) == []
 
 
 def test_without_spark_s_limits_the_stream_bounds_itself(tmp_path: Path) -> None:
     history = a_history(tmp_path, 5)
     source = stream(tmp_path, start=1, limit=3)
     source.initialOffset()
-    assert [source.latestOffset(), source.latestOffset(), source.latestOffset()] == [
-        offset(tmp_path, 4),
-        offset(tmp_path, 5),
-        offset(tmp_path, 5),
-    ]
+    for end in (4, 5, 5):
+        assert source.latestOffset() == offset(tmp_path, end)
     again = stream(tmp_path, start=1, limit=1)  # a restart: Spark plans the last batch again
     again.partitions(offset(tmp_path, 2), offset(tmp_path, 3))
     assert again.latestOffset() == offset(tmp_path, 4)
     history.run(2)
     available = stream(tmp_path, start=1)
     available.prepareForTriggerAvailableNow()
-    history.run(2)
-    assert available.latestOffset(offset(tmp_path, 5), limit(None)) == offset(tmp_path, 7), (
-        "what was there then"
-    )
+    history.run(2)  # what is available was decided before
+    assert available.latestOffset(offset(tmp_path, 5), limit(None)) == offset(tmp_path, 7)
 
 
 def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
@@ -112,22 +108,15 @@ def test_a_new_stream_begins_with_the_whole_state(tmp_path: Path) -> None:
     assert end == offset(tmp_path, 3)
     assert names(tmp_path) == [("copy.start", 3)], "kept until it was read"
     history.run(3)
-    rows = [
-        row
-        for part in source.partitions(begin, end)
-        for batch in source.read(part)
-        for row in batch.to_pylist()
-    ]
+    rows = rows_of(source, source.partitions(begin, end))
     assert {(row["change"], row["checkpoint_id"]) for row in rows} == {("insert", 3)}
     source.commit(end)
     assert names(tmp_path) == [("copy", 3)]
     assert stream(tmp_path, name="copy").initialOffset() == offset(tmp_path, 3), "it goes on there"
     history.run(BOUND)
-    with pytest.raises(
-        CheckpointError, match=r"reader 'copy' has read up to checkpoint 3 .*"
-    ) as raised:
+    said = r"reader 'copy' has read up to checkpoint 3 .*raise readerMaxCheckpoints, which is 8"
+    with pytest.raises(CheckpointError, match=said):
         source.latestOffset(end, limit(1))
-    assert "raise readerMaxCheckpoints, which is 8" in str(raised.value)
     with pytest.raises(CheckpointError, match="name it with the option reader"):
         stream(tmp_path).partitions(offset(tmp_path, 3), offset(tmp_path, 6 + BOUND))
 

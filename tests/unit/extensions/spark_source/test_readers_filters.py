@@ -25,28 +25,30 @@ class GreaterThan(EqualTo):
     pass
 
 
-A, ONE = EqualTo(("key", "customer"), "a"), EqualTo(("key", "day"), 1)
-FOUND = 128 + key_group_of(("a", 1), KEY, 128)
+CUSTOMER, FIRST_DAY = EqualTo(("key", "customer"), "a"), EqualTo(("key", "day"), 1)
+GROUP = 128 + key_group_of(("a", 1), KEY, 128)
 
 
 @pytest.mark.parametrize(
-    ("filters", "left"),
+    ("filters", "key_groups"),
     [
         ([], ALL),
-        ([A], ALL),
-        ([A, GreaterThan(("key", "day"), 1)], ALL),
-        ([A, EqualTo(("value", "day"), 1)], ALL),
-        ([A, EqualTo(("key", "day"), None)], ALL),
-        ([A, EqualTo(("key", "day"), "no int")], ALL),
-        ([ONE, A], KeyGroupRange(FOUND, FOUND)),
+        ([CUSTOMER], ALL),
+        ([CUSTOMER, GreaterThan(("key", "day"), 1)], ALL),
+        ([CUSTOMER, EqualTo(("value", "day"), 1)], ALL),
+        ([CUSTOMER, EqualTo(("key", "day"), None)], ALL),
+        ([CUSTOMER, EqualTo(("key", "day"), "no int")], ALL),
+        ([FIRST_DAY, CUSTOMER], KeyGroupRange(GROUP, GROUP)),
         ([EqualTo(("key_group",), 130)], KeyGroupRange(130, 130)),
         ([EqualTo(("key_group",), 3)], KeyGroupRange.empty()),
         ([EqualTo(("key_group",), -3)], ALL),
-        ([EqualTo(("key_group",), 255 + 128 - FOUND), A, ONE], KeyGroupRange.empty()),
+        ([EqualTo(("key_group",), 255 + 128 - GROUP), CUSTOMER, FIRST_DAY], KeyGroupRange.empty()),
     ],
 )
-def test_only_a_whole_key_selects_key_groups(filters: list[EqualTo], left: KeyGroupRange) -> None:
-    assert left == key_groups_left(filters, KEY, ALL)
+def test_only_a_whole_key_selects_key_groups(
+    filters: list[EqualTo], key_groups: KeyGroupRange
+) -> None:
+    assert key_groups == key_groups_left(filters, KEY, ALL)
 
 
 def test_a_key_that_only_spark_hashes_leaves_all() -> None:

@@ -6,8 +6,7 @@ import sys
 CODE = """
 import pkgutil, sys
 from pyspark.sql.datasource import DataSource
-found = {module.name for module in pkgutil.iter_modules()}
-assert "pyspark_statelog" in found
+assert "pyspark_statelog" in {module.name for module in pkgutil.iter_modules()}
 import pyspark_statelog
 assert issubclass(pyspark_statelog.DefaultSource, DataSource)
 print(pyspark_statelog.DefaultSource.name(), *(module for module in sys.modules if module == "statelog"))

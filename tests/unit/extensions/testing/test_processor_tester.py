@@ -30,21 +30,18 @@ from statelog.testing import ProcessorTester
 @pytest.mark.parametrize(("code", "promised"), examples())
 @pytest.mark.parametrize("tester", [pytest.param(TwsTester, marks=TWS_TESTER), ProcessorTester])
 def test_the_examples_of_pysparks_tester(tester: Any, code: str, promised: str) -> None:
-    names: dict[str, Any] = {
-        "TwsTester": tester,
-        "RunningCountStatefulProcessorFactory": RunningCountStatefulProcessorFactory,
-        "Row": Row,
-        "DataFrame": pd.DataFrame,
-    }
+    factory = RunningCountStatefulProcessorFactory
+    names: dict[str, Any] = {"TwsTester": tester, factory.__name__: factory, "Row": Row}
+    names["DataFrame"] = pd.DataFrame
     lines = [line for line in code.splitlines() if not line.startswith("#")]
     exec("\n".join(lines), names)
-    wanted = eval(promised, names)
-    if isinstance(wanted, tuple):
-        assert eval(lines[-1], names) == wanted
-    elif isinstance(wanted, pd.DataFrame):
-        pd.testing.assert_frame_equal(names["result"], wanted)
+    expected = eval(promised, names)
+    if isinstance(expected, tuple):
+        assert eval(lines[-1], names) == expected
+    elif isinstance(expected, pd.DataFrame):
+        pd.testing.assert_frame_equal(names["result"], expected)
     else:
-        assert names["result"] == wanted
+        assert names["result"] == expected
 
 
 def test_a_tester_runs_where_all_locations_are_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +96,8 @@ def test_state_timers_and_time_to_live_over_restarts() -> None:
     for again in range(2):
         assert tester.test("a", [row(20), row(40 + again, None)]) == [Row(key=("a",), runs=1)]
         tester.restart()
-    now = (dt.datetime(2024, 7, 1, 12), ["a", "b"])
-    assert tester.peekValueState("last", "a") == now
+    last = (dt.datetime(2024, 7, 1, 12), ["a", "b"])
+    assert tester.peekValueState("last", "a") == last
     assert tester.peekListState("recent", "a") == [(20,), (40,), (20,), (41,)]
     assert tester.peekMapState("by_name", "a") == {("x",): (20,), (None,): (41,)}
     assert tester.peekTimers("a") == [20, 40, 41, 90]
@@ -114,7 +111,7 @@ def test_state_timers_and_time_to_live_over_restarts() -> None:
     tester.restart()
     assert tester.setProcessingTime(135) == []
     assert tester.peekListState("recent", "a") == []
-    assert tester.peekValueState("last", "a") == now
+    assert tester.peekValueState("last", "a") == last
 
 
 def test_state_of_a_key_of_several_columns_is_set_from_outside() -> None:
@@ -186,9 +183,8 @@ def test_the_example_of_the_documentation() -> None:
 
 
 def test_testing_needs_no_pyspark_until_it_is_asked_for() -> None:
-    code = (
-        "import sys, statelog.testing as t; assert 'pyspark' not in sys.modules; t.ProcessorTester"
-    )
+    code = "import sys, statelog.testing as t; assert 'pyspark' not in sys.modules; "
+    code += "t.ProcessorTester"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
         statelog.testing.Other  # noqa: B018

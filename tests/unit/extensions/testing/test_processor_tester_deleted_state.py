@@ -14,7 +14,8 @@ from statelog.errors import ProcessorError, UsageError
 from statelog.spark import StatefulProcessor
 from statelog.testing import ProcessorTester
 
-USES: list[tuple[str, Callable[[Any], Any], str]] = [
+Use = Callable[[Any], Any]
+USES: list[tuple[str, Use, str]] = [
     ("value", lambda state: state.exists(), "Error checking value state exists: "),
     ("value", lambda state: state.get(), "Error getting value state: "),
     ("value", lambda state: state.update((1,)), "Error updating value state: "),
@@ -42,21 +43,21 @@ def ask(handle: Any, kind: str, name: str) -> Any:
 class Deleting(StatefulProcessor):
     """Asks for a variable, deletes it, and may ask again."""
 
-    def __init__(self, kind: str, use: Callable[[Any], Any], again: str = "") -> None:
+    def __init__(self, kind: str, use: Use, again: str = "") -> None:
         self.kind, self.use, self.again = kind, use, again
 
     def init(self, handle: Any) -> None:
-        self.before = ask(handle, self.kind, "gone")
+        self.deleted = ask(handle, self.kind, "gone")
         self.other = handle.getValueState("other", "n int")
         handle.deleteIfExists("gone")
         handle.deleteIfExists("never there")
-        self.behind = ask(handle, self.again, "gone") if self.again else None
+        self.new = ask(handle, self.again, "gone") if self.again else None
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         (n,) = self.other.get() or (0,)
         self.other.update((n + 1,))
         try:
-            self.use(self.before)
+            self.use(self.deleted)
         except PySparkRuntimeError as error:
             assert isinstance(error, UsageError)
             yield Row(said=str(error), n=n, message=error.getMessage())
@@ -67,7 +68,7 @@ class Deleting(StatefulProcessor):
 @pytest.mark.parametrize(("kind", "use", "words"), USES)
 @pytest.mark.parametrize("again", ["", "value", "list"])
 def test_a_variable_that_init_deleted_is_rejected_on_use(
-    kind: str, use: Callable[[Any], Any], words: str, again: str
+    kind: str, use: Use, words: str, again: str
 ) -> None:
     tester = ProcessorTester(Deleting(kind, use, again))
     for n in range(2):
@@ -77,23 +78,21 @@ def test_a_variable_that_init_deleted_is_rejected_on_use(
         assert row.message
 
 
-class Behind(Deleting):
+class AskingAgain(Deleting):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        before = self.behind.exists()
-        self.behind.update((1,))
-        yield Row(before=before, now=self.behind.get())
+        before = self.new.exists()
+        self.new.update((1,))
+        yield Row(before=before, now=self.new.get())
 
 
 def test_a_variable_asked_for_after_its_deletion_begins_empty() -> None:
-    tester = ProcessorTester(Behind("list", lambda state: None, "value"))
+    tester = ProcessorTester(AskingAgain("list", lambda state: None, "value"))
     for _ in range(2):
         assert tester.test("a", [Row(x=1)]) == [Row(before=False, now=(1,))]
 
 
 class Changing(StatefulProcessor):
-    """Asks for another variable in tasks than on the driver."""
-
-    calls = 0
+    """Asks for a different variable in tasks than on the driver."""
 
     def init(self, handle: Any) -> None:
         on_driver = type(handle).__name__ == "DriverHandle"
@@ -104,5 +103,6 @@ class Changing(StatefulProcessor):
 
 
 def test_a_variable_that_the_driver_does_not_know_of_fails_in_init() -> None:
-    with pytest.raises(ProcessorError, match=r"Changing\.init failed .*'two' in a task, but no"):
+    message = r"Changing\.init failed .*'two' in a task, but no"
+    with pytest.raises(ProcessorError, match=message):
         ProcessorTester(Changing()).test("a", [])

@@ -111,14 +111,12 @@ class Waiting(InBothFlavours):
 
 def run(tester: Any, pandas: bool, key: Any, *records: dict[str, Any]) -> list[dict[str, Any]]:
     if pandas:
-        result: list[dict[str, Any]] = tester.testInPandas(key, pd.DataFrame(records)).to_dict(
-            "records"
-        )
-        return result
+        frame = tester.testInPandas(key, pd.DataFrame(records))
+        return list(frame.to_dict("records"))
     return [row.asDict() for row in tester.test(key, [Row(**record) for record in records])]
 
 
-def told(produced: Any) -> list[str]:
+def texts_in(produced: Any) -> list[str]:
     if isinstance(produced, pd.DataFrame):
         return [] if produced.empty else produced["said"].tolist()
     return [row.said for row in produced]
@@ -169,29 +167,28 @@ def test_state_is_set_from_outside_and_deleted(tester_of: Any) -> None:
     assert words.peekMapState("words", "a") == {("x",): (6,), ("y",): (3,), ("new",): (1,)}
     for tester, name in ((counts, "count"), (best, "best"), (words, "words")):
         tester.deleteState(name, "a")
-    assert counts.peekValueState("count", "a") is None
-    assert best.peekListState("best", "a") == []
-    assert words.peekMapState("words", "a") == {}
-    assert counts.peekValueState("count", "b") == (5,)
-    assert words.peekMapState("words", "b") == {("x",): (5,), ("y",): (3,)}
+    assert [counts.peekValueState("count", key) for key in "ab"] == [None, (5,)]
+    assert [best.peekListState("best", key) for key in "ab"] == [[], [(8.0,), (7.0,)]]
+    of_b = {("x",): (5,), ("y",): (3,)}
+    assert [words.peekMapState("words", key) for key in "ab"] == [{}, of_b]
 
 
 @both
 @flavours
 def test_initial_state(tester_of: Any, pandas: bool) -> None:
-    pairs = [(key, begin) for key, begin in (("a", 10), ("b", 20))]
-    if pandas:
-        given = [(key, pd.DataFrame({"begin": [begin]})) for key, begin in pairs]
-        tester = tester_of(Counting(True), initialStatePandas=given)
-    else:
-        tester = tester_of(
-            Counting(), initialStateRow=[(key, Row(begin=begin)) for key, begin in pairs]
-        )
+    def starting(*pairs: tuple[str, int]) -> Any:
+        """Return a tester with the counts that some keys begin with."""
+        if pandas:
+            frames = [(key, pd.DataFrame({"begin": [begin]})) for key, begin in pairs]
+            return tester_of(Counting(True), initialStatePandas=frames)
+        rows = [(key, Row(begin=begin)) for key, begin in pairs]
+        return tester_of(Counting(), initialStateRow=rows)
+
+    tester = starting(("a", 10), ("b", 20))
     assert tester.peekValueState("count", "b") == (20,)
     assert run(tester, pandas, "a", {"value": 1}) == [{"key": "a", "count": 11}]
     assert run(tester, pandas, "c", {"value": 1}) == [{"key": "c", "count": 1}]
-    none: dict[str, Any] = {"initialStatePandas" if pandas else "initialStateRow": []}
-    assert run(tester_of(Counting(pandas), **none), pandas, "a") == [{"key": "a", "count": 0}]
+    assert run(starting(), pandas, "a") == [{"key": "a", "count": 0}]
 
 
 @both
@@ -208,28 +205,26 @@ def test_keys_of_every_kind_are_one_column(tester_of: Any, key: Any) -> None:
 def test_timers_by_the_clock(tester_of: Any, pandas: bool) -> None:
     tester = tester_of(Waiting(pandas), timeMode="ProcessingTime")
     assert run(tester, pandas, "a", {"value": 1}) == [{"key": "a", "said": "seen at 0"}]
-    assert told(tester.setProcessingTime(5_000)) == []
+    assert texts_in(tester.setProcessingTime(5_000)) == []
     run(tester, pandas, "b", {"value": 1})
-    assert told(tester.setProcessingTime(11_000)) == ["over at 11000"]
+    assert texts_in(tester.setProcessingTime(11_000)) == ["over at 11000"]
     assert tester.peekValueState("seen", "a") is None
     assert tester.peekValueState("seen", "b") == (5_000,)
-    assert told(tester.setProcessingTime(16_000)) == ["over at 16000"]
-    with pytest.raises(IllegalArgumentException, match="forward"):
-        tester.setProcessingTime(16_000)
-    with pytest.raises(IllegalArgumentException, match="forward"):
-        tester.setProcessingTime(1)
+    assert texts_in(tester.setProcessingTime(16_000)) == ["over at 16000"]
+    for wrong in (16_000, 1):
+        with pytest.raises(IllegalArgumentException, match="forward"):
+            tester.setProcessingTime(wrong)
 
 
 @both
 @flavours
 def test_timers_by_the_watermark_and_late_rows(tester_of: Any, pandas: bool) -> None:
-    tester = tester_of(
-        Waiting(pandas), timeMode="eventtime", eventTimeExtractor=lambda row: row["at"]
-    )
+    options = {"timeMode": "eventtime", "eventTimeExtractor": lambda row: row["at"]}
+    tester = tester_of(Waiting(pandas), **options)
     run(tester, pandas, "a", {"at": 10_000})
     run(tester, pandas, "b", {"at": 11_000})
-    assert told(tester.setWatermark(20_000)) == ["over at 20000"]
-    assert told(tester.setWatermark(21_000)) == ["over at 21000"]
+    for watermark in (20_000, 21_000):
+        assert texts_in(tester.setWatermark(watermark)) == [f"over at {watermark}"]
     rows = [{"at": at} for at in (4_000, 21_000, 25_000)]
     assert run(tester, pandas, "a", *rows) == [{"key": "a", "said": "seen at 25000"}]
     for wrong in (21_000, 500):
@@ -293,6 +288,7 @@ def test_what_the_time_mode_does_not_allow(tester_of: Any) -> None:
         with pytest.raises(PySparkValueError, match="UNSUPPORTED_OPERATION") as raised:
             use()
         assert raised.value.getCondition() == "UNSUPPORTED_OPERATION"
+        assert tester_of is TwsTester or isinstance(raised.value, UsageError)
     with pytest.raises(PySparkValueError, match="ARGUMENT_REQUIRED"):
         tester_of(Counting(), timeMode="EventTime")
 
@@ -300,34 +296,21 @@ def test_what_the_time_mode_does_not_allow(tester_of: Any) -> None:
 @both
 def test_wrong_names_and_arguments(tester_of: Any) -> None:
     tester = tester_of(Counting())
-    frame = pd.DataFrame({"begin": [1]})
+    rows, frames = [("a", Row(begin=1))], [("a", pd.DataFrame({"begin": [1]}))]
     for use in (
         lambda: tester.updateValueState("none such", "a", (5,)),
         lambda: tester.peekValueState("none such", "a"),
         lambda: tester.updateListState("count", "a", []),
         lambda: tester.peekMapState("count", "a"),
         lambda: tester_of(Counting(), timeMode="Never"),
-        lambda: tester_of(
-            Counting(), initialStateRow=[("a", Row(begin=1))], initialStatePandas=[("a", frame)]
-        ),
+        lambda: tester_of(Counting(), initialStateRow=rows, initialStatePandas=frames),
     ):
-        with pytest.raises(AssertionError):
+        with pytest.raises(AssertionError) as raised:
             use()
-    with pytest.raises(PySparkAssertionError, match="STATE_NOT_EXISTS"):
+        assert tester_of is TwsTester or isinstance(raised.value, UsageError)
+    with pytest.raises(PySparkAssertionError, match="STATE_NOT_EXISTS") as raised:
         tester.deleteState("none such", "a")
-
-
-def test_statelogs_errors_are_usage_errors_too() -> None:
-    tester = ProcessorTester(Counting())
-    for use in (
-        lambda: tester.handle.registerTimer(1),
-        lambda: tester.peekValueState("none such", "a"),
-        lambda: tester.deleteState("none such", "a"),
-        lambda: tester.setWatermark(1),
-        lambda: ProcessorTester(Counting(), timeMode="Never"),
-    ):
-        with pytest.raises(UsageError):
-            use()
+    assert tester_of is TwsTester or isinstance(raised.value, UsageError)
 
 
 class Initialized(Counting):

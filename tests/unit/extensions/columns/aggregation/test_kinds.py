@@ -29,6 +29,8 @@ from statelog.extensions.columns.aggregation.kinds import (
 from statelog.extensions.columns.aggregation.processor import Merge, NamedAggregate
 
 Rows = Sequence[Any]
+Result = tuple[pa.DataType, Callable[[Rows], Any]]
+"""A type, and what makes a value of it from rows."""
 DECIMAL = pa.decimal128(20, 2)
 DECIMAL_MEAN = pa.decimal128(14, 6)
 ROW = pa.struct([("by", pa.float64()), ("value", pa.string())])
@@ -41,6 +43,10 @@ def by_spark(value: Any) -> tuple[bool, Any]:
 
 def known(rows: Rows) -> list[Any]:
     return [value for value in rows if value is not None]
+
+
+def count(rows: Rows) -> int:
+    return len(known(rows))
 
 
 def least(rows: Rows) -> Any:
@@ -95,8 +101,8 @@ def ranked(rows: Rows, k: int) -> list[dict[str, Any]]:
     def rank(pair: tuple[Any, Any]) -> Any:
         return by_spark(pair[0]), pair[1] is not None, pair[1] or ""
 
-    kept = sorted((pair for pair in rows if pair[0] is not None), key=rank, reverse=True)[:k]
-    return [{"by": by, "value": value} for by, value in kept]
+    best = sorted((pair for pair in rows if pair[0] is not None), key=rank, reverse=True)[:k]
+    return [{"by": by, "value": value} for by, value in best]
 
 
 @dataclass
@@ -105,131 +111,102 @@ class Case:
 
     kind: AggregateKind
     rows: st.SearchStrategy[Any]
-    parts: dict[str, tuple[pa.DataType, Callable[[Rows], Any]]]
-    result: tuple[pa.DataType, Callable[[Rows], Any]]
+    parts: dict[str, Result]
+    result: Result
     is_close: bool = False
 
 
 LONGS = st.none() | st.integers(-(2**40), 2**40)
 # Sums of these are exact in any order.
-DOUBLES = st.none() | st.integers(-1000, 1000).map(lambda one: one / 8)
+DOUBLES = st.none() | st.integers(-1000, 1000).map(lambda number: number / 8)
 TEXTS = st.none() | st.text(max_size=3)
 DECIMALS = st.none() | st.decimals(-(10**6), 10**6, places=2)
 ANY_DOUBLES = DOUBLES | st.sampled_from([math.nan, math.inf, -math.inf])
 PAIRS = st.tuples(ANY_DOUBLES, TEXTS)
 
+LONG, DOUBLE, TEXT = pa.int64(), pa.float64(), pa.string()
+COUNT, TOTAL = (LONG, count), (DOUBLE, total)
+FIRST = (TEXT, lambda rows: first_by(rows)[1])
+LAST = (ROW, last_row)
+
+
+def whole(kind: AggregateKind, rows: st.SearchStrategy[Any], result: Result) -> Case:
+    """Return the case of a kind whose only partial result is what its result is."""
+    return Case(kind, rows, {"": result}, result)
+
+
 CASES = {
-    "count": Case(
-        Count(),
-        LONGS,
-        {"": (pa.int64(), lambda r: len(known(r)))},
-        (pa.int64(), lambda r: len(known(r))),
-    ),
-    "sum of longs": Case(Sum(), LONGS, {"": (pa.int64(), total)}, (pa.int64(), total)),
-    "sum of doubles": Case(Sum(), DOUBLES, {"": (pa.float64(), total)}, (pa.float64(), total)),
+    "count": whole(Count(), LONGS, COUNT),
+    "sum of longs": whole(Sum(), LONGS, (LONG, total)),
+    "sum of doubles": whole(Sum(), DOUBLES, TOTAL),
     "sum of decimals": Case(
-        Sum(is_decimal=True),
-        DECIMALS,
-        {"sum": (DECIMAL, total), "some": (pa.bool_(), lambda r: bool(known(r)))},
+        Sum(is_decimal=True), DECIMALS,
+        {"sum": (DECIMAL, total), "some": (pa.bool_(), lambda rows: bool(known(rows)))},
         (DECIMAL, total),
     ),
-    "least double": Case(
-        Extreme(True), ANY_DOUBLES, {"": (pa.float64(), least)}, (pa.float64(), least)
-    ),
-    "greatest double": Case(
-        Extreme(False), ANY_DOUBLES, {"": (pa.float64(), greatest)}, (pa.float64(), greatest)
-    ),
-    "least text": Case(Extreme(True), TEXTS, {"": (pa.string(), least)}, (pa.string(), least)),
-    "greatest decimal": Case(
-        Extreme(False), DECIMALS, {"": (DECIMAL, greatest)}, (DECIMAL, greatest)
-    ),
-    "mean": Case(
-        Mean(),
-        DOUBLES,
-        {"sum": (pa.float64(), total), "count": (pa.int64(), lambda r: len(known(r)))},
-        (pa.float64(), mean_of),
-    ),
+    "least double": whole(Extreme(True), ANY_DOUBLES, (DOUBLE, least)),
+    "greatest double": whole(Extreme(False), ANY_DOUBLES, (DOUBLE, greatest)),
+    "least text": whole(Extreme(True), TEXTS, (TEXT, least)),
+    "greatest decimal": whole(Extreme(False), DECIMALS, (DECIMAL, greatest)),
+    "mean": Case(Mean(), DOUBLES, {"sum": TOTAL, "count": COUNT}, (DOUBLE, mean_of)),
     "mean of decimals": Case(
-        Mean(is_decimal=True),
-        DECIMALS,
-        {"sum": (DECIMAL, total), "count": (pa.int64(), lambda r: len(known(r)))},
+        Mean(is_decimal=True), DECIMALS, {"sum": (DECIMAL, total), "count": COUNT},
         (DECIMAL_MEAN, decimal_mean),
     ),
     "variance": Case(
-        Variance(),
-        DOUBLES,
-        {
-            "count": (pa.int64(), lambda r: len(known(r))),
-            "mean": (pa.float64(), lambda r: mean_of(r) or 0.0),
-            "m2": (pa.float64(), m2),
-        },
-        (pa.float64(), sample_variance),
-        is_close=True,
+        Variance(), DOUBLES,
+        {"count": COUNT, "mean": (DOUBLE, lambda rows: mean_of(rows) or 0.0), "m2": (DOUBLE, m2)},
+        (DOUBLE, sample_variance), is_close=True,
     ),
     "first": Case(
-        ValueBy("first", True),
-        PAIRS,
-        {
-            "value": (pa.string(), lambda r: first_by(r)[1]),
-            "by": (pa.float64(), lambda r: first_by(r)[0]),
-        },
-        (pa.string(), lambda r: first_by(r)[1]),
+        ValueBy("first", True), PAIRS,
+        {"value": FIRST, "by": (DOUBLE, lambda rows: first_by(rows)[0])}, FIRST,
     ),
     "latest row": Case(
-        ValueBy("latest_row", False, ("by", "value")),
-        PAIRS,
-        {"value": (ROW, last_row), "by": (pa.float64(), lambda r: last_by(r)[0])},
-        (ROW, last_row),
+        ValueBy("latest_row", False, ("by", "value")), PAIRS,
+        {"value": LAST, "by": (DOUBLE, lambda rows: last_by(rows)[0])}, LAST,
     ),
     "top_k": Case(
-        TopK(3),
-        PAIRS,
-        {"": (pa.list_(ROW), lambda r: ranked(r, 3))},
-        (pa.list_(pa.string()), lambda r: [item["value"] for item in ranked(r, 3)]),
+        TopK(3), PAIRS, {"": (pa.list_(ROW), lambda rows: ranked(rows, 3))},
+        (pa.list_(TEXT), lambda rows: [row["value"] for row in ranked(rows, 3)]),
     ),
-}
+}  # fmt: skip
 
 
-def tables(case: Case, batches: Sequence[Sequence[Rows]]) -> tuple[Merge, list[pa.Table]]:
-    """Return the merge of one aggregate, and the partial results of each batch by key."""
-    names = {part: f"v_{part}" for part in case.parts}
-    output = pa.schema([("key", pa.int64()), ("v", case.result[0])])
-    merge = Merge(
-        (
-            NamedAggregate(
-                "v", case.kind, tuple((part, name, name) for part, name in names.items())
-            ),
-        ),
-        output,
+def merge_of(case: Case) -> Merge:
+    names = tuple((part, f"v_{part}", f"v_{part}") for part in case.parts)
+    output = pa.schema([("key", LONG), ("v", case.result[0])])
+    return Merge((NamedAggregate("v", case.kind, names),), output)
+
+
+def partial_results(case: Case, rows_of_keys: Sequence[Rows]) -> pa.Table:
+    """Return what Spark would make of the rows of a micro-batch, a row for each key."""
+    return pa.table(
+        {
+            f"v_{part}": pa.array([make(rows) for rows in rows_of_keys], kind)
+            for part, (kind, make) in case.parts.items()
+        }
     )
-    made = [
-        pa.table(
-            {
-                names[part]: pa.array([None if rows is None else of(rows) for rows in batch], kind)
-                for part, (kind, of) in case.parts.items()
-            }
-        )
-        for batch in batches
-    ]
-    return merge, made
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @given(data=st.data())
 def test_batches_combine_to_the_aggregate_of_all_rows(case: Case, data: st.DataObject) -> None:
-    keys, count = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 4))
-    rows = st.lists(case.rows, min_size=1, max_size=5)
-    batches = [data.draw(st.lists(rows, min_size=keys, max_size=keys)) for _ in range(count)]
-    merge, partials = tables(case, batches)
-    nothing = partials[0].schema.empty_table()
-    absent = pa.table(
-        [pa.nulls(keys, column.type) for column in nothing.columns], names=nothing.column_names
-    )
+    keys = data.draw(st.integers(0, 5))
+    rows_of_key = st.lists(case.rows, min_size=1, max_size=5)
+    batch = st.lists(rows_of_key, min_size=keys, max_size=keys)
+    batches = data.draw(st.lists(batch, min_size=1, max_size=4))
+    merge = merge_of(case)
+    partials = [partial_results(case, rows_of_keys) for rows_of_keys in batches]
+    schema = partials[0].schema
+    absent = pa.table([pa.nulls(keys, kind) for kind in schema.types], names=schema.names)
     state = reduce(merge.combined, partials, absent)
-    assert state.schema.types == partials[0].schema.types
+    assert state.schema.types == schema.types
     combined = merge.results(pa.table({"key": pa.array(range(keys), pa.int64())}), state)
+    result_type, aggregate = case.result
     expected = [
-        case.result[1]([row for batch in batches for row in batch[key]]) for key in range(keys)
+        aggregate([row for rows_of_keys in batches for row in rows_of_keys[key]])
+        for key in range(keys)
     ]
     got = combined.column("v").to_pylist()
     assert combined.column("key").to_pylist() == list(range(keys))
@@ -237,18 +214,18 @@ def test_batches_combine_to_the_aggregate_of_all_rows(case: Case, data: st.DataO
         assert [value is None for value in got] == [value is None for value in expected]
         assert known(got) == pytest.approx(known(expected), rel=1e-9, abs=1e-9)
     else:
-        assert repr(got) == repr(pa.array(expected, case.result[0]).to_pylist())
+        assert repr(got) == repr(pa.array(expected, result_type).to_pylist())
 
 
 def sketches(*values: Sequence[int]) -> pa.Array:
     datasketches = pytest.importorskip("datasketches")
-    made = []
+    stored = []
     for numbers in values:
         sketch = datasketches.hll_sketch(9, datasketches.tgt_hll_type.HLL_8)
         for value in numbers:
             sketch.update(value)
-        made.append(sketch.serialize_updatable())
-    return pa.array(made, pa.binary())
+        stored.append(sketch.serialize_updatable())
+    return pa.array(stored, pa.binary())
 
 
 def test_sketches_are_united() -> None:

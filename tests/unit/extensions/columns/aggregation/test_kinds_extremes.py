@@ -46,21 +46,21 @@ def column(kind: DataType, by: list[list[float]], values: list[list[Any]]) -> pa
 def test_values_of_any_type_are_kept_by_another_column(name: str) -> None:
     kind, (first, second, third) = VALUES[name]
     function = TopK(2).bind([DoubleType(), kind], is_ansi=True)
-    left = column(kind, [[5.0, 1.0], []], [[first, second], []])
-    right = column(kind, [[float("nan"), 5.0], [2.0]], [[third, third], [first]])
-    state = function.combine({"": left}, {"": right})
+    older = column(kind, [[5.0, 1.0], []], [[first, second], []])
+    newer = column(kind, [[float("nan"), 5.0], [2.0]], [[third, third], [first]])
+    state = function.combine({"": older}, {"": newer})
     (field,) = arrow_schema(StructType([StructField("x", ArrayType(kind))]))
-    kept = function.result(state, field.type)
-    assert field.type == kept.type
+    result = function.result(state, field.type)
+    assert field.type == result.type
     # Of equal rows that of an earlier micro-batch is kept.
-    assert pa.array([[third, first], [first]], field.type).to_pylist() == kept.to_pylist()
+    assert pa.array([[third, first], [first]], field.type).to_pylist() == result.to_pylist()
 
 
 def test_equal_rows_are_ordered_by_a_value_that_has_an_order() -> None:
     function = TopK(2).bind([DoubleType(), IntegerType()], is_ansi=True)
-    left = column(IntegerType(), [[5.0, 1.0]], [[1, 9]])
-    right = column(IntegerType(), [[5.0, 5.0]], [[7, 2]])
-    state = function.combine({"": left}, {"": right})
+    older = column(IntegerType(), [[5.0, 1.0]], [[1, 9]])
+    newer = column(IntegerType(), [[5.0, 5.0]], [[7, 2]])
+    state = function.combine({"": older}, {"": newer})
     assert [[7, 2]] == function.result(state, pa.list_(pa.int32())).to_pylist()
     assert "sort_array" in function.partials(["b", "v"])[""]
 

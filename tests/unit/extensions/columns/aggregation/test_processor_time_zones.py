@@ -51,26 +51,22 @@ class OneAggregate:
     """One aggregate of partial results, micro-batch after micro-batch."""
 
     def __init__(self, kind: AggregateKind, parts: dict[str, DataType], zone: str) -> None:
-        state = StructType(
-            [StructField(f"p{at}", part_type) for at, part_type in enumerate(parts.values())]
-        )
-        whole = parts.get("value", next(iter(parts.values())))
-        self.output = StructType([StructField("key", StringType()), StructField("r", whole)])
-        self.zone, self.rows = zone, StructType([StructField("key", StringType()), *state])
-        named = NamedAggregate(
-            "r", kind, tuple((part, f"p{at}", f"p{at}") for at, part in enumerate(parts))
-        )
-        merge = Merge((named,), arrow_schema(self.output))
+        state = StructType([StructField(f"p_{part}", parts[part]) for part in parts])
+        result_type = parts.get("value", next(iter(parts.values())))
+        output = StructType([StructField("key", StringType()), StructField("r", result_type)])
+        self.zone = zone
+        self.rows = StructType([StructField("key", StringType()), *state])
+        names = tuple((part, f"p_{part}", f"p_{part}") for part in parts)
+        merge = Merge((NamedAggregate("r", kind, names),), arrow_schema(output))
         self.tester = ProcessorTester(
             AggregateProcessor(merge, state, None, is_append=False),
             keySchema="key string",
-            outputStructType=self.output,
+            outputStructType=output,
             timeZone=zone,
         )
 
     def add(self, keys: list[str], *parts: list[Any]) -> dict[str, Any]:
-        stored = arrow_schema(self.rows)
-        table = pa.table([keys, *parts], schema=stored)
+        table = pa.table([keys, *parts], schema=arrow_schema(self.rows))
         out = self.tester.testColumns(in_session_types(table, self.rows, self.zone))
         self.tester.restart()
         return {row["key"]: row["r"] for row in out.to_pylist()}
@@ -88,8 +84,8 @@ def test_the_extreme_moment_is_kept_over_micro_batches(zone: str, is_least: bool
     function = OneAggregate(Extreme(is_least), {"": type_of("timestamp")}, zone)
     function.add(["a", "b", "c"], [MOMENTS[0], MOMENTS[1], None])
     results = function.add(["c", "a", "b"], [MOMENTS[2], MOMENTS[1], MOMENTS[0]])
-    kept = (min if is_least else max)(MOMENTS[:2])
-    expected = as_output("timestamp", [kept, kept, MOMENTS[2]])
+    extreme = (min if is_least else max)(MOMENTS[:2])
+    expected = as_output("timestamp", [extreme, extreme, MOMENTS[2]])
     assert dict(zip("abc", expected, strict=True)) == results
 
 
@@ -118,10 +114,11 @@ class Latest(ColumnarProcessor):
         newest = rows.take(pa.array(keys.ends - 1))
         old = self.latest.get(keys)
         is_new = pc.fill_null(pc.greater(newest["at"], old["at"]), True)
-        kept = {name: pc.if_else(is_new, newest[name], old[name]) for name in ("at", "value")}
-        self.latest.put(keys, kept)
+        latest = {name: pc.if_else(is_new, newest[name], old[name]) for name in ("at", "value")}
+        self.latest.put(keys, latest)
         assert newest.schema.field("value").type == old.schema.field("value").type
-        yield {"moment": keys["moment"], **kept, "since": pc.subtract(newest["at"], keys["moment"])}
+        since = pc.subtract(newest["at"], keys["moment"])
+        yield {"moment": keys["moment"], **latest, "since": since}
 
 
 @pytest.mark.parametrize("zone", ZONES)

@@ -14,33 +14,29 @@ from statelog.state.schema import OperatorStateSchema, StateDescriptor, stored_f
 
 KEY = pa.schema([("k", pa.int64())])
 PAIR = pa.struct([pa.field("by", pa.int32(), nullable=False), pa.field("value", pa.string())])
+NUMBERS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+PAIRS = pa.list_(pa.field("element", PAIR, nullable=False))
+COUNTS = pa.map_(pa.string(), pa.field("value", pa.int32(), nullable=False))
 TYPES = {
     "struct": (PAIR, {"by": 1, "value": None}, {"by": None, "value": "a"}, "f.by"),
-    "list": (
-        pa.list_(pa.field("element", pa.int32(), nullable=False)),
-        [1],
-        [1, None],
-        "f.element",
-    ),
+    "list": (NUMBERS, [1], [1, None], "f.element"),
     "list of structs": (
-        pa.list_(pa.field("element", PAIR, nullable=False)),
-        [{"by": 1, "value": "a"}],
-        [{"by": None, "value": "a"}],
-        "f.element.by",
+        PAIRS, [{"by": 1, "value": "a"}], [{"by": None, "value": "a"}], "f.element.by",
     ),
-    "map": (
-        pa.map_(pa.string(), pa.field("value", pa.int32(), nullable=False)),
-        [("a", 1)],
-        [("a", None)],
-        "f.value",
-    ),
-}
+    "map": (COUNTS, [("a", 1)], [("a", None)], "f.value"),
+}  # fmt: skip
+"""By name: a type, a value of it, a value with a null where it may have none, and the path of that."""
 
 
 def state_of(kind: pa.DataType) -> SlotState:
     """Return empty state with one variable, whose only field is of this type."""
     variable = StateDescriptor("v", StateKind.VALUE, pa.schema([pa.field("f", kind)]))
     return SlotState(OperatorCodec(OperatorStateSchema("op", KEY, (variable,))))
+
+
+def stored_array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return values in the type that the log has for them, in which all may be null."""
+    return pa.array(values, stored_field(pa.field("f", kind)).type)
 
 
 def keys_of(numbers: list[int]) -> Keys:
@@ -59,10 +55,9 @@ def read_from_log(worker: SlotState, written: SlotState) -> None:
         worker.table.apply(state_id, batches)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"), [value[:2] for value in TYPES.values()], ids=list(TYPES)
-)
-def test_values_of_log_and_processor_are_in_one_column(kind: pa.DataType, value: Any) -> None:
+@pytest.mark.parametrize("name", TYPES)
+def test_values_of_log_and_processor_are_in_one_column(name: str) -> None:
+    kind, value, _, _ = TYPES[name]
     other, worker = state_of(kind), state_of(kind)
     ColumnState(other.table, 0).put(keys_of([1]), {"f": pa.array([value], kind)})
     read_from_log(worker, other)
@@ -72,24 +67,16 @@ def test_values_of_log_and_processor_are_in_one_column(kind: pa.DataType, value:
 
 
 def test_maps_are_read_between_their_bounds() -> None:
-    kind = TYPES["map"][0]
-    maps = pa.array(
-        [[("a", None)], [("b", 1)], None, [("c", None)]], stored_field(pa.field("f", kind)).type
-    )
-    state = ColumnState(state_of(kind).table, 0)
+    maps = stored_array([[("a", None)], [("b", 1)], None, [("c", None)]], COUNTS)
+    state = ColumnState(state_of(COUNTS).table, 0)
     state.put(keys_of([1, 2]), {"f": maps[1:3]})
     assert state.get(keys_of([1, 2])).column("f").to_pylist() == [[("b", 1)], None]
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "path"),
-    [(value[0], value[2], value[3]) for value in TYPES.values()],
-    ids=list(TYPES),
-)
-def test_a_null_inside_of_a_value_is_rejected(kind: pa.DataType, value: Any, path: str) -> None:
+@pytest.mark.parametrize("name", TYPES)
+def test_a_null_inside_of_a_value_is_rejected(name: str) -> None:
+    kind, _, with_null, path = TYPES[name]
     state = ColumnState(state_of(kind).table, 0)
     with pytest.raises(UsageError, match=f"state 'v'.*'{path}' is NOT NULL"):
-        state.put(
-            keys_of([1, 2]), {"f": pa.array([None, value], stored_field(pa.field("f", kind)).type)}
-        )
+        state.put(keys_of([1, 2]), {"f": stored_array([None, with_null], kind)})
     assert state.exists(keys_of([1, 2])).tolist() == [False, False]

@@ -85,15 +85,14 @@ class SlotWorld(World):
         entries = worker.entry_counts(part)
         first = worker.table.next_due_ms(part, 1, -1)
         firsts = [min(cells[key, "timers"]) for key in members if (key, "timers") in cells]
-        wanted = min(firsts, default=slot_table.NEVER_MS)
-        if (
-            self.mode.columns
-        ):  # a cold key counts once; a timer of a row that was moved is too early
+        expected_first = min(firsts, default=slot_table.NEVER_MS)
+        if self.mode.columns:
+            # A cold key counts once; a timer of a row that was moved is too early.
             assert [bool(cell) for cell in entries] >= [bool(cell) for cell in counts[list(part)]]
-            assert first <= wanted
+            assert first <= expected_first
         else:
             assert entries == counts[list(part)].tolist()
-            assert first == wanted
+            assert first == expected_first
         return cells
 
     def attempt(
@@ -126,9 +125,9 @@ def write(worker: SlotState, changes: Mapping[int, list[Change]]) -> None:
     values, timers = ColumnState(worker.table, 0), ColumnTimers(worker.table, 1)
     for step in range(3):
         writes: dict[tuple[str, str], list[tuple[int, Any]]] = {}
-        for key, some in changes.items():
-            if step < len(some):
-                _, name, what, argument = some[step]
+        for key, changes_of_key in changes.items():
+            if step < len(changes_of_key):
+                _, name, what, argument = changes_of_key[step]
                 writes.setdefault((name, what), []).append((key, argument))
         for (name, what), pairs in writes.items():
             keys = keys_of([key for key, _ in pairs])
