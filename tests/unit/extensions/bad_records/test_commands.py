@@ -156,7 +156,7 @@ def test_frozen_keys_are_listed_and_unfrozen(call, tmp_path: Path) -> None:
     counts = report["counts"]
     assert (False, 2) == (report["dry_run"], counts["updated"] + counts["deleted"])
     assert "0 keys would be unfrozen" == said("unfreeze")
-    assert "2 given" in call("unfreeze", job.location, "k1", "k2", status=2)
+    assert "got 2" in call("unfreeze", job.location, "k1", "k2", status=2)
 
 
 def test_unfreeze_needs_a_query_that_froze_keys(call, job: RecordedJob) -> None:

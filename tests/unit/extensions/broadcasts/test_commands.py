@@ -37,4 +37,4 @@ def test_the_rows_of_a_version_are_shown_and_written(call, location: str, tmp_pa
     assert [2, 2] == pq.read_table(file)["factor"].to_pylist()
     said = call("broadcasts", location, "--to", str(file), status=2)
     assert "--to requires the name" in said
-    assert "it has rules" in call("broadcasts", location, "prices", status=2)
+    assert "its broadcast tables are rules" in call("broadcasts", location, "prices", status=2)
