@@ -45,13 +45,12 @@ def _checkpoint(*names: str) -> list[str]:
 
 _COLUMNAR = "test_keyed_state_columns"
 _RECOVERY = [
-    *_state("test_replay", _COLUMNAR, "test_objects_model"),
+    *_state("test_replay", _COLUMNAR),
     *_state("encoding/test_snapshot_file", "encoding/test_deltas_upgrade"),
 ]
 TESTS = {
     "state": [
         "tests/unit/state",
-        "--ignore=tests/unit/state/test_replay_mutants.py",
         "--deselect=tests/unit/state/test_heap.py::"
         "test_memory_follows_the_live_entries_and_work_the_changes[500]",
     ],

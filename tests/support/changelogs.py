@@ -8,8 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
+from statelog.changelog.registry import TaskChangelogRegistry
 from statelog.changelog.storage import FsStateChangelogStorage
+from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
+from statelog.changelog.upload.scheduler import (
+    DirectStateChangeUploadScheduler,
+    InlineStateChangeUploader,
+)
 from statelog.changelog.upload.task import UploadTask
+from statelog.changelog.upload.uploader import StateChangeFsUploader
+from statelog.changelog.writer import FsStateChangelogWriter
+from statelog.core.retry_policy import RetryPolicy
 from statelog.errors import ObjectNotFoundError, StoreError
 from statelog.format.segment import SegmentWriter
 from statelog.model import (
@@ -19,7 +28,10 @@ from statelog.model import (
     SnapshotResult,
     StateChange,
 )
-from statelog.store.api import Buffers, ObjectInfo
+from statelog.runtime.clock import IdSource
+from statelog.runtime.runtime import system_runtime
+from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.paths import PATHS, LocationPaths
 
 ALL = KeyGroupRange(0, 127)
 
@@ -76,7 +88,6 @@ class ScriptedStore:
         return memoryview(self._content(path))[start : start + length]
 
     def _content(self, path: str) -> bytes:
-
         if path not in self.objects:
             raise ObjectNotFoundError(f"no {path}", path=path)
         return self.objects[path]
@@ -125,14 +136,10 @@ class HeldScheduler:
 
     @property
     def availability(self) -> object:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no test asks for it")
 
     def close(self) -> None:
         pass
-
-
-def read_all(storage: FsStateChangelogStorage, handle: ChangelogStateHandle) -> list[StateChange]:
-    return list(storage.read(handle))
 
 
 def changelog_file(seed: int, size: int = 500, compress: bool = False) -> bytes:
@@ -148,3 +155,49 @@ def wait_until(condition: Callable[[], object], what: str = "it did not happen")
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.002)
+
+
+def batching_storage(
+    store: ScriptedStore,
+    policy: RetryPolicy,
+    *,
+    threads: int = 5,
+    compress: bool = False,
+    **settings: object,
+) -> FsStateChangelogStorage:
+    """Open a storage with a retry policy; its uploader tracks files in the registry of the storage."""
+    runtime = system_runtime(upload_threads=threads)
+    registry = TaskChangelogRegistry(store, runtime=runtime)
+    uploader = StateChangeFsUploader(
+        store, paths=LocationPaths("job"), ids=runtime.ids, compress=compress, registry=registry
+    )
+    scheduler = BatchingStateChangeUploadScheduler(
+        uploader, runtime=runtime, policy=policy, **settings
+    )
+    return FsStateChangelogStorage(
+        store, job_id="job", scheduler=scheduler, registry=registry, runtime=runtime
+    )
+
+
+def appended(storage: FsStateChangelogStorage, *values: bytes) -> FsStateChangelogWriter:
+    """Return a new writer with a set that has these values."""
+    writer = storage.create_writer("operator", ALL)
+    for value in values:
+        writer.append(1, value)
+    return writer
+
+
+def persisted(storage: FsStateChangelogStorage, *values: bytes) -> ChangelogStateHandle:
+    """Persist the values as one set of a new writer, and return its handle."""
+    return handle_of(appended(storage, *values).persist(0, 1).result(60))
+
+
+def direct_storage(
+    store: ObjectStore, ids: IdSource, *, inline_bytes: int = 1 << 20
+) -> FsStateChangelogStorage:
+    """Open a storage that uploads on the calling thread; small sets stay in their handles."""
+    uploader = StateChangeFsUploader(store, paths=PATHS, ids=ids)
+    inline = InlineStateChangeUploader(inline_bytes, uploader, ids=ids)
+    return FsStateChangelogStorage(
+        store, job_id="", scheduler=DirectStateChangeUploadScheduler(inline)
+    )

@@ -9,21 +9,18 @@ while loads fail midway; whatever `catch_up` brings forward must be what the ora
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
+from tests.support.changelogs import direct_storage
+from tests.support.locations.checkpoints import record_of
+from tests.support.locations.histories import Tiny
 from tests.support.simulated_runtime import SimulatedIds
+from tests.support.state_objects import bind_all
 
-from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.scheduler import (
-    DirectStateChangeUploadScheduler,
-    InlineStateChangeUploader,
-)
-from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.errors import StoreError
 from statelog.format.buffers import checksum
 from statelog.model import ChangeBatch, FileStateHandle, KeyGroupRange
@@ -34,15 +31,14 @@ from statelog.model.checkpoint import (
     live_log,
     live_snapshots,
 )
-from statelog.state import keyed_state
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.columnar.sorted_run import RowLayout
 from statelog.state.encoding.changes import OperatorCodec
-from statelog.state.heap import MemoryLimits
+from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import StateKind
-from statelog.state.objects import Cursor, ListState, MapState, Timers, ValueState
+from statelog.state.objects import Cursor
 from statelog.state.schema import OperatorStateSchema, StateDescriptor
-from statelog.store import PATHS, ObjectStore
+from statelog.store import ObjectStore
 from statelog.testing.faulty_store import FaultyStore
 
 GROUPS = 6
@@ -78,17 +74,17 @@ class Oracle:
 
     def line(self, checkpoint_id: int) -> list[int]:
         """Return the checkpoint and those it continues, the oldest first."""
-        found: list[int] = []
+        line: list[int] = []
         while checkpoint_id != -1:
-            found.insert(0, checkpoint_id)
+            line.insert(0, checkpoint_id)
             checkpoint_id = self.commits[checkpoint_id].parent
-        return found
+        return line
 
     def cells(self, checkpoint_id: int, key_groups: range) -> Cells:
         """Return all cells of these key groups; empty ones are left out."""
         cells: Cells = {}
-        for one in self.line(checkpoint_id):
-            for key, changes in self.commits[one].overlay.items():
+        for ancestor in self.line(checkpoint_id):
+            for key, changes in self.commits[ancestor].overlay.items():
                 if key % GROUPS in key_groups:
                     for change in changes:
                         fold(cells, change)
@@ -156,18 +152,7 @@ class Objects:
 
     def __init__(self, codec: OperatorCodec, names: tuple[str, ...]) -> None:
         self.cursor = Cursor(0)
-        self.by_name: dict[str, Any] = {}
-        for state_id, name in enumerate(names):
-            state = codec.states[state_id]
-            kinds: dict[str, Callable[[], Any]] = {
-                "value": lambda at=state_id, of=state: ValueState(self.cursor, at, of.value),
-                "list": lambda at=state_id, of=state: ListState(self.cursor, at, of.value),
-                "map": lambda at=state_id, of=state: MapState(
-                    self.cursor, at, of.value, of.user_key
-                ),
-                "timers": lambda at=state_id, of=state: Timers(self.cursor, at, of.value),
-            }
-            self.by_name[name] = kinds[name]()
+        self.by_name = dict(zip(names, bind_all(codec, self.cursor).values(), strict=True))
 
     def apply(self, change: Change) -> None:
         _, name, what, argument = change
@@ -180,7 +165,7 @@ class Objects:
             case "list", "append":
                 state.append((argument,))
             case "list", "put":
-                state.put([(one,) for one in argument])
+                state.put([(element,) for element in argument])
             case "map", "put":
                 state.put((argument[0],), (argument[1],))
             case "map", "remove":
@@ -192,8 +177,8 @@ class Objects:
         state = self.by_name[name]
         match name:
             case "value":
-                found = state.get()
-                return None if found is None else found[0]
+                value = state.get()
+                return None if value is None else value[0]
             case "list":
                 return [element[0] for element in state.get()]
             case "map":
@@ -241,39 +226,16 @@ MODES = (
 )
 
 
-@dataclass(frozen=True)
-class Tiny(MemoryLimits):
-    """Limits under which dict tables go into columns at once."""
-
-    @property
-    def recent_bytes(self) -> int:
-        return 0
-
-    @property
-    def pending_bytes(self) -> int:
-        return 300
-
-
 class World:
-    """One history from a seed."""
+    """A history from a seed."""
 
-    def __init__(
-        self, seed: int, mode: Mode, folder: Path, module: ModuleType = keyed_state
-    ) -> None:
+    def __init__(self, seed: int, mode: Mode, folder: Path) -> None:
         self.rng = random.Random(seed)
-        self.mode, self.folder, self.module = mode, folder, module
+        self.mode, self.folder = mode, folder
         self.codec = OperatorCodec(schema_of(mode.names))
         self.store = FlakyStore()
         self.ids = SimulatedIds(self.rng)
-        self.storage = FsStateChangelogStorage(
-            self.store,
-            job_id="",
-            scheduler=DirectStateChangeUploadScheduler(
-                InlineStateChangeUploader(
-                    0, StateChangeFsUploader(self.store, paths=PATHS, ids=self.ids), ids=self.ids
-                )
-            ),
-        )
+        self.storage = direct_storage(self.store, self.ids, inline_bytes=0)
         self.oracle = Oracle()
         self.checkpoints: dict[int, CompletedCheckpoint] = {}
         self.newest = -1
@@ -283,12 +245,12 @@ class World:
 
     def worker(self) -> Any:
         if not self.mode.columns:
-            return self.module.KeyedState(self.codec)
+            return KeyedState(self.codec)
 
         def local(layout: RowLayout) -> RunFiles | None:
             return RunFiles(self.folder, "here", layout, self.ids) if self.mode.files else None
 
-        return self.module.KeyedState(self.codec, Tiny(64 << 20, self.mode.dict_rows), local)
+        return KeyedState(self.codec, Tiny(64 << 20, self.mode.dict_rows), local)
 
     # --- a worker at a checkpoint ---------------------------------------------------------------
 
@@ -314,7 +276,9 @@ class World:
         committed: list[str] = []
         if base_id >= 0:
             log = self.checkpoints[base_id].log
-            committed = [one.state_handle_id for one in log if one.checkpoint_id == base_id]
+            committed = [
+                handle.state_handle_id for handle in log if handle.checkpoint_id == base_id
+            ]
 
         def load() -> tuple[ObjectStore, ChangelogStateBackendHandle]:
             return self.store, self.checkpoints[base_id].for_range(part)
@@ -430,21 +394,15 @@ class World:
             return
         base = self.checkpoints.get(self.newest)
         live = live_snapshots((*(base.materialized if base else ()), *snapshots), GROUPS)
-        self.checkpoints[checkpoint_id] = CompletedCheckpoint(
-            checkpoint_id=checkpoint_id,
-            parent_id=None,
-            created_at_ms=0,
-            epoch=1,
-            owner_id="",
-            max_parallelism=GROUPS,
-            materialized=live,
-            log=live_log((*(base.log if base else ()), *log), live, GROUPS),
+        log = live_log((*(base.log if base else ()), *log), live, GROUPS)
+        self.checkpoints[checkpoint_id] = record_of(
+            log, live, checkpoint_id=checkpoint_id, max_parallelism=GROUPS
         )
         self.oracle.commits[checkpoint_id] = Commit(self.newest, overlay)
         self.newest = checkpoint_id
 
     def zombie(self) -> None:
-        """Let a late task of an earlier micro-batch work once more; nobody commits it."""
+        """Let a late task of an earlier micro-batch work once more; no batch commits it."""
         line = self.oracle.line(self.newest)
         if line:
             checkpoint_id = self.rng.choice(line)

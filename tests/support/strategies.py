@@ -1,5 +1,7 @@
 """Checkpoints as Hypothesis draws them."""
 
+from operator import itemgetter
+
 from hypothesis import strategies as st
 
 from statelog.model import (
@@ -27,12 +29,9 @@ def ranges(draw) -> KeyGroupRange:
 
 @st.composite
 def checkpoints(draw) -> CompletedCheckpoint:
-    log = sorted(
-        draw(st.lists(st.tuples(st.integers(0, 9), ranges()), max_size=8)), key=lambda one: one[0]
-    )
-    snapshots = sorted(
-        draw(st.lists(st.tuples(st.integers(0, 9), ranges()), max_size=5)), key=lambda one: one[0]
-    )
+    handles = st.tuples(st.integers(0, 9), ranges())
+    log = sorted(draw(st.lists(handles, max_size=8)), key=itemgetter(0))
+    snapshots = sorted(draw(st.lists(handles, max_size=5)), key=itemgetter(0))
     return CompletedCheckpoint(
         checkpoint_id=9,
         parent_id=8,
@@ -42,14 +41,14 @@ def checkpoints(draw) -> CompletedCheckpoint:
         max_parallelism=KEY_GROUPS,
         attempt=draw(names),
         timeline=draw(timelines),
-        log=tuple(log_handle(i, number, own) for number, (i, own) in enumerate(log)),
+        log=tuple(log_handle(i, number, key_groups) for number, (i, key_groups) in enumerate(log)),
         materialized=tuple(
-            MaterializedHandle(own, i, FileStateHandle(f"s{number}", 1))
-            for number, (i, own) in enumerate(snapshots)
+            MaterializedHandle(key_groups, i, FileStateHandle(f"s{number}", 1))
+            for number, (i, key_groups) in enumerate(snapshots)
         ),
     )
 
 
-def log_handle(checkpoint_id, number, own) -> ChangelogStateHandle:
+def log_handle(checkpoint_id, number, key_groups) -> ChangelogStateHandle:
     entry = HandleAndOffset(FileStateHandle(f"f{number}", 9), number, 4, 7)
-    return ChangelogStateHandle(own, (entry,), 4, 4, f"h{number}", checkpoint_id)
+    return ChangelogStateHandle(key_groups, (entry,), 4, 4, f"h{number}", checkpoint_id)

@@ -111,21 +111,21 @@ class ManualClock:
 
 
 def coordinator(store: ObjectStore, owner: str = "a", **options: object) -> CheckpointCoordinator:
-    max_parallelism = int(options.pop("max_parallelism", 8))  # type: ignore[call-overload]
+    max_parallelism = int(options.pop("max_parallelism", 8))
     return CheckpointCoordinator(
         store,
         owner_id=owner,
         max_parallelism=max_parallelism,
-        options=CheckpointOptions(**options),  # type: ignore[arg-type]
+        options=CheckpointOptions(**options),
         clock_ms=ManualClock(),
     )
 
 
 def started(store: ObjectStore, owner: str = "a", **options: object) -> CheckpointCoordinator:
-    run = coordinator(store, owner, **options)
-    run.claim()
-    run.restore()
-    return run
+    driver = coordinator(store, owner, **options)
+    driver.claim()
+    driver.restore()
+    return driver
 
 
 def run_checkpoint(

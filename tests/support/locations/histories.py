@@ -19,6 +19,7 @@ import pyarrow as pa
 from tests.support.locations.batch_records import one_operator
 from tests.support.locations.checkpoints import ManualClock
 from tests.support.simulated_runtime import SimulatedIds
+from tests.support.state_objects import bind
 
 from statelog.changelog.storage import FsStateChangelogStorage
 from statelog.changelog.upload.scheduler import (
@@ -270,20 +271,10 @@ class History:
     ) -> dict[int, Any]:
         """Let a processor change some keys, and the model likewise."""
         cursor = objects.Cursor(self.now_ms)
-        bound: dict[str, Any] = {}
-        for state_id in codec.live:
-            variable = codec.states[state_id]
-            prefix = "Expiring" if variable.expires else ""
-            kind = variable.descriptor.kind
-            if kind is StateKind.TIMER:
-                bound[TIMERS_NAME] = objects.Timers(cursor, state_id, variable.value)
-                continue
-            maker = getattr(objects, f"{prefix}{kind.value.capitalize()}State")
-            codecs = [variable.value]
-            if variable.user_key is not None:
-                codecs.append(variable.user_key)
-            descriptor = variable.descriptor
-            bound[descriptor.name] = maker(cursor, state_id, *codecs, descriptor.ttl_ms)
+        bound = {
+            codec.states[state_id].descriptor.name: bind(codec, cursor, state_id)
+            for state_id in codec.live
+        }
         overlays: dict[int, Any] = {}
         for key in range(KEYS):
             if group_of(key) not in part or self.rng.random() < 0.6:
@@ -357,17 +348,19 @@ def rows_of(table: pa.Table) -> Rows:
 
 @dataclass(frozen=True)
 class Tiny(MemoryLimits):
-    """Limits under which state is held in columns from the start."""
+    """Limits under which state is stored in columns from the start."""
 
     dict_rows: int = 0
+    recent: int = 0
+    pending: int = 300
 
     @property
     def recent_bytes(self) -> int:
-        return 0
+        return self.recent
 
     @property
     def pending_bytes(self) -> int:
-        return 300
+        return self.pending
 
 
 class Calm(History):

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.support.locations.batch_records import one_operator
 from tests.support.locations.checkpoints import ManualClock
+from tests.support.state_objects import bind
 
 from statelog import changelog as cl
 from statelog.checkpoint import CheckpointCoordinator
@@ -17,7 +18,6 @@ from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
-from statelog.state.kinds import StateKind
 from statelog.state.schema import OperatorStateSchema
 from statelog.store import open_store
 
@@ -45,7 +45,7 @@ class WrittenState:
         self._coordinator.restore()
         self._codec = OperatorCodec(schema)
         self._empty = KeyedState(self._codec)
-        self._empty.catch_up(GROUPS, -1, (), lambda: (store, None))  # type: ignore[arg-type,return-value]
+        self._empty.catch_up(GROUPS, -1, (), lambda: (store, None))
 
     def commit(self, states: States, now_ms: int = -1) -> int:
         """Replace the given states of some keys, and return the id of the checkpoint."""
@@ -75,21 +75,11 @@ class WrittenState:
             group = key_group_of(key, self.schema.key_schema, len(GROUPS))
             overlay = overlays.setdefault(group, [{} for _ in self.schema.states])
             for name, state in of_key.items():
-                bound = self._bound(cursor, name)
+                bound = bind(self._codec, cursor, self.schema.state_id(name))
                 cursor.enter(self._empty.groups[group], overlay)
                 cursor.key = key
                 _replace(bound, state)
         return overlays
-
-    def _bound(self, cursor: objects.Cursor, name: str) -> Any:
-        state_id = self.schema.state_id(name)
-        codec = self._codec.states[state_id]
-        kind = self.schema.states[state_id].kind
-        if kind is StateKind.TIMER:
-            return objects.Timers(cursor, state_id, codec.value)
-        maker = getattr(objects, f"{kind.value.capitalize()}State")
-        codecs = [codec.value] if codec.user_key is None else [codec.value, codec.user_key]
-        return maker(cursor, state_id, *codecs, None)
 
 
 def _replace(bound: Any, state: Any) -> None:

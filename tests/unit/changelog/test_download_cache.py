@@ -8,14 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.changelogs import (
-    ALL,
-    ScriptedStore,
-    changelog_file,
-    handle_of,
-    values_of,
-    wait_until,
-)
+from tests.support.changelogs import ScriptedStore, changelog_file, persisted, values_of, wait_until
 
 from statelog import changelog as cl
 from statelog.changelog.local_registry import write_file
@@ -34,14 +27,14 @@ def store() -> ScriptedStore:
 
 
 def cache_of(store: ScriptedStore, folder: Path, **settings: object) -> cl.DownloadCache:
-    return cl.DownloadCache(store, [folder], runtime=system_runtime(), **settings)  # type: ignore[arg-type]
+    return cl.DownloadCache(store, [folder], runtime=system_runtime(), **settings)
 
 
 def files_in(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-def test_a_file_is_downloaded_once(store: ScriptedStore, tmp_path: Path) -> None:
+def test_a_file_is_downloaded_once(store, tmp_path):
     cache = cache_of(store, tmp_path)
     for _ in range(3):
         assert store.objects["dstl/0"] == bytes(cache.get("dstl/0"))
@@ -64,11 +57,11 @@ class SlowStore(ScriptedStore):
         self.get_errors: list[BaseException] = []
 
     def get(self, path: str) -> memoryview:
-        found = super().get(path)
+        content = super().get(path)
         self.released.wait(60)
         if self.get_errors:
             raise self.get_errors.pop()
-        return found
+        return content
 
 
 def in_threads(
@@ -89,9 +82,7 @@ def in_threads(
 
 
 @pytest.mark.parametrize("errors", [[], [OSError("broken off")]])
-def test_concurrent_openers_share_one_download(
-    store: ScriptedStore, tmp_path: Path, errors: list[BaseException]
-) -> None:
+def test_concurrent_openers_share_one_download(store, tmp_path, errors):
     slow = SlowStore(store.objects)
     slow.get_errors = list(errors)
     cache = cache_of(slow, tmp_path)
@@ -106,7 +97,7 @@ def test_concurrent_openers_share_one_download(
     assert 1 == len(files_in(tmp_path))
 
 
-def test_a_failed_download_leaves_nothing(store: ScriptedStore, tmp_path: Path) -> None:
+def test_a_failed_download_leaves_nothing(store, tmp_path):
     cache = cache_of(store, tmp_path)
     torn = store.objects["dstl/0"]
     store.objects["dstl/0"] = torn[:-1]
@@ -121,9 +112,7 @@ def test_a_failed_download_leaves_nothing(store: ScriptedStore, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("error", [OSError(28, "no space left"), MemoryError()])
-def test_a_disk_that_is_full_costs_only_the_cache(
-    store: ScriptedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_a_disk_that_is_full_costs_only_the_cache(store, tmp_path, monkeypatch, error):
     def half(path: str, content: bytes) -> None:
         write_file(path, content[:10])
         if content:
@@ -142,7 +131,7 @@ def test_a_disk_that_is_full_costs_only_the_cache(
     assert 1 == len(files_in(tmp_path))
 
 
-def test_a_folder_below_a_file_costs_only_the_cache(store: ScriptedStore, tmp_path: Path) -> None:
+def test_a_folder_below_a_file_costs_only_the_cache(store, tmp_path):
     (tmp_path / "file").write_text("in the way")
     cache = cache_of(store, tmp_path / "file" / "cache")
     for _ in range(2):
@@ -151,7 +140,7 @@ def test_a_folder_below_a_file_costs_only_the_cache(store: ScriptedStore, tmp_pa
     cache.close()
 
 
-def test_the_least_recently_used_file_goes_first(store: ScriptedStore, tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_evicted(store, tmp_path):
     size = len(store.objects["dstl/0"])
     cache = cache_of(store, tmp_path, max_bytes=2 * size)
     for index in (0, 1, 0, 2):
@@ -164,13 +153,11 @@ def test_the_least_recently_used_file_goes_first(store: ScriptedStore, tmp_path:
     assert 1 == store.requests["get"]
     store.objects["dstl/large"] = changelog_file(9, 3 * size)
     cache.get("dstl/large")
-    assert 2 == len(files_in(tmp_path)), "what does not fit at all evicts nobody"
+    assert 2 == len(files_in(tmp_path)), "a file above the bound evicts none"
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_a_file_that_was_damaged_or_removed_is_fetched_again(
-    store: ScriptedStore, tmp_path: Path, compress: bool
-) -> None:
+def test_a_file_that_was_damaged_or_removed_is_fetched_again(store, tmp_path, compress):
     store.objects["dstl/0"] = changelog_file(0, compress=compress)
     cache = cache_of(store, tmp_path)
     cache.get("dstl/0")
@@ -185,36 +172,35 @@ def test_a_file_that_was_damaged_or_removed_is_fetched_again(
     assert 3 == store.requests["get"]
 
 
-def test_processes_may_share_a_directory(store: ScriptedStore, tmp_path: Path) -> None:
-    one, two = cache_of(store, tmp_path), cache_of(store, tmp_path)
-    one.get("dstl/0")
-    two.get("dstl/0")
+def test_processes_may_share_a_directory(store, tmp_path):
+    first, second = cache_of(store, tmp_path), cache_of(store, tmp_path)
+    first.get("dstl/0")
+    second.get("dstl/0")
     assert 1 == store.requests["get"], "a whole file is taken over"
-    one.close()
-    assert store.objects["dstl/0"] == bytes(two.get("dstl/0"))
+    first.close()
+    assert store.objects["dstl/0"] == bytes(second.get("dstl/0"))
     (name,) = files_in(tmp_path)
     (tmp_path / name).write_bytes(b"torn by a crash")
-    three = cache_of(store, tmp_path)
-    assert store.objects["dstl/0"] == bytes(three.get("dstl/0"))
+    assert store.objects["dstl/0"] == bytes(cache_of(store, tmp_path).get("dstl/0"))
     # A file as Flink writes it: nothing proves it whole, so it is not kept.
     store.objects["dstl/0"] = b"\0" + b"\0\0\0\1\0\0\0\1\0\0\0\5\0\0\0\1x"
     assert store.objects["dstl/0"] == bytes(cache_of(store, tmp_path / "foreign").get("dstl/0"))
     assert [] == files_in(tmp_path / "foreign")
 
 
-def test_files_of_dead_processes_are_swept(store: ScriptedStore, tmp_path: Path) -> None:
-    left = tmp_path / "dstl-0123.abc.tmp"
+def test_files_of_dead_processes_are_swept(store, tmp_path):
+    old = tmp_path / "dstl-0123.abc.tmp"
     fresh, other = tmp_path / "dstl-4567.def.tmp", tmp_path / "notes.txt"
-    for path in (left, fresh, other):
+    for path in (old, fresh, other):
         path.write_text("x")
-    for path in (left, other):
+    for path in (old, other):
         os.utime(path, (time.time() - 7200,) * 2)
     cache = cache_of(store, tmp_path, idle_timeout=HOUR)
     cache.get("dstl/0")
-    assert (False, True, True) == (left.exists(), fresh.exists(), other.exists())
+    assert (False, True, True) == (old.exists(), fresh.exists(), other.exists())
 
 
-def test_a_close_during_a_download_leaves_nothing(store: ScriptedStore, tmp_path: Path) -> None:
+def test_a_close_during_a_download_leaves_nothing(store, tmp_path):
     slow = SlowStore(store.objects)
     cache = cache_of(slow, tmp_path)
     outcomes, threads = in_threads(2, lambda: bytes(cache.get("dstl/0")))
@@ -229,35 +215,32 @@ def test_a_close_during_a_download_leaves_nothing(store: ScriptedStore, tmp_path
     assert [] == files_in(tmp_path)
 
 
-def test_a_storage_reads_through_its_cache(store: ScriptedStore, tmp_path: Path) -> None:
+def test_a_storage_reads_through_its_cache_and_removes_what_is_idle(store, tmp_path):
     options = cl.ChangelogOptions(download_local_cache_idle_timeout=dt.timedelta(milliseconds=40))
     with cl.FsStateChangelogStorage(
         store, options=options, job_id="job", cache_directories=[tmp_path]
     ) as storage:
-        writer = storage.create_writer("operator", ALL)
-        writer.append(1, b"one")
-        handle = handle_of(writer.persist(cl.SequenceNumber(0)).result(60))
+        handle = persisted(storage, b"one")
         store.requests.clear()
         for _ in range(2):
             assert [b"one"] == values_of(storage.read(handle))
         assert [1] == [batch.num_rows for batch in storage.read_batches(handle)]
         assert 1 == store.requests["get"]
-        wait_until(lambda: files_in(tmp_path) == [])  # the option has an effect
+        wait_until(lambda: files_in(tmp_path) == [])
+        wait_until(lambda: storage.metrics.snapshot()["download_cache_idle_removals"])
+        assert 0 == storage.metrics.snapshot()["download_cache_bytes"]
         assert [b"one"] == values_of(cl.read_changes(cache_of(store, tmp_path), handle))
 
 
-def test_a_store_on_local_disk_needs_no_cache(tmp_path: Path) -> None:
+def test_a_store_on_local_disk_needs_no_cache(tmp_path):
     with cl.FsStateChangelogStorage(
         tmp_path / "store", job_id="job", cache_directories=[tmp_path / "cache"]
     ) as storage:
-        writer = storage.create_writer("operator", ALL)
-        writer.append(1, b"one")
-        handle = handle_of(writer.persist(cl.SequenceNumber(0)).result(60))
-        assert [b"one"] == values_of(storage.read(handle))
+        assert [b"one"] == values_of(storage.read(persisted(storage, b"one")))
         assert [] == files_in(tmp_path / "cache")
 
 
-def test_a_cache_without_a_place_is_refused(store: ScriptedStore, tmp_path: Path) -> None:
+def test_a_cache_without_a_place_is_refused(store, tmp_path):
     for directories, max_bytes in (([], 1), ([tmp_path], -1)):
         with pytest.raises(InvalidOptionsError):
             cl.DownloadCache(store, directories, runtime=system_runtime(), max_bytes=max_bytes)

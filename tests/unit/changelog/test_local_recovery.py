@@ -30,10 +30,6 @@ from statelog.store.paths import LocationPaths
 SnapshotOfLog = cl.SnapshotResult[cl.ChangelogStateHandle]
 
 
-def sqn(value: int) -> cl.SequenceNumber:
-    return cl.SequenceNumber(value)
-
-
 @pytest.fixture
 def store() -> ScriptedStore:
     return ScriptedStore()
@@ -52,13 +48,18 @@ def storage(
         yield opened
 
 
+@pytest.fixture
+def writer(storage: cl.FsStateChangelogStorage) -> FsStateChangelogWriter:
+    return storage.create_writer("operator", ALL)
+
+
 def persisted(
     writer: FsStateChangelogWriter, *values: bytes, from_sqn: int = 0, checkpoint_id: int = 1
 ) -> SnapshotOfLog:
     for value in values:
         writer.append(1, value)
         writer.next_sequence_number()
-    return writer.persist(sqn(from_sqn), checkpoint_id).result(60)
+    return writer.persist(from_sqn, checkpoint_id).result(60)
 
 
 def local_of(result: SnapshotOfLog) -> cl.ChangelogStateHandle:
@@ -72,9 +73,7 @@ def path_of(handle: cl.ChangelogStateHandle, index: int = 0) -> Path:
     return Path(stream.path)
 
 
-def test_the_copy_has_the_bytes_and_the_name_of_the_remote_file(
-    storage: cl.FsStateChangelogStorage, store: ScriptedStore, tmp_path: Path
-) -> None:
+def test_the_copy_has_the_bytes_and_the_name_of_the_remote_file(storage, store, tmp_path):
     result = persisted(storage.create_writer("operator", ALL), b"one", b"two")
     local, remote = local_of(result), handle_of(result)
     (object_name,) = store.objects
@@ -90,7 +89,7 @@ def test_the_copy_has_the_bytes_and_the_name_of_the_remote_file(
     assert local == cl.ChangelogStateHandle.from_json(local.to_json())
 
 
-def test_a_restore_takes_copies(storage: cl.FsStateChangelogStorage, store: ScriptedStore) -> None:
+def test_a_restore_takes_copies(storage, store):
     result = persisted(storage.create_writer("operator", ALL), b"one", b"two")
     store.objects.clear()
     report = cl.ReadReport()
@@ -117,14 +116,11 @@ def replace_by_a_folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, damage, tear, replace_by_a_folder])
-def test_a_copy_that_is_not_whole_costs_one_request_and_no_restore(
-    storage: cl.FsStateChangelogStorage, harm: object
-) -> None:
-    writer = storage.create_writer("operator", ALL)
+def test_a_copy_that_is_not_whole_costs_one_request_and_no_restore(writer, storage, harm):
     persisted(writer, b"one")
     result = persisted(writer, b"two", checkpoint_id=2)
     local = local_of(result)
-    harm(path_of(local, 0))  # type: ignore[operator]
+    harm(path_of(local, 0))
     report = cl.ReadReport()
     changes = storage.read(handle_of(result), local=local, report=report)
     assert [b"one", b"two"] == values_of(changes)
@@ -132,17 +128,7 @@ def test_a_copy_that_is_not_whole_costs_one_request_and_no_restore(
     assert [str(path_of(local, 0))] == [name for name, _ in report.set_aside]
 
 
-def test_a_copy_of_another_file_is_not_taken(storage: cl.FsStateChangelogStorage) -> None:
-    writer = storage.create_writer("operator", ALL)
-    result = persisted(writer, b"one")
-    other = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
-    path_of(local_of(result)).write_bytes(path_of(local_of(other)).read_bytes())
-    changes = storage.read(handle_of(result), local=local_of(result))
-    assert [b"one"] == values_of(changes)
-
-
-def test_the_copy_of_another_handle_is_not_taken(storage: cl.FsStateChangelogStorage) -> None:
-    writer = storage.create_writer("operator", ALL)
+def test_a_copy_of_a_different_handle_or_file_is_not_read(writer, storage):
     result = persisted(writer, b"one")
     other = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
     for foreign in (local_of(other), replace(local_of(result), handles_and_offsets=())):
@@ -150,12 +136,11 @@ def test_the_copy_of_another_handle_is_not_taken(storage: cl.FsStateChangelogSto
         changes = storage.read(handle_of(result), local=foreign, report=report)
         assert [b"one"] == values_of(changes)
         assert (0, 1, 1) == (report.local_files, report.remote_files, len(report.set_aside))
+    path_of(local_of(result)).write_bytes(path_of(local_of(other)).read_bytes())
+    assert [b"one"] == values_of(storage.read(handle_of(result), local=local_of(result)))
 
 
-def test_the_copy_serves_a_rescaled_handle_and_a_lone_set(
-    storage: cl.FsStateChangelogStorage, store: ScriptedStore
-) -> None:
-    writer = storage.create_writer("operator", ALL)
+def test_the_copy_serves_a_rescaled_handle_and_a_lone_set(writer, storage, store):
     result = persisted(writer, b"a" * 5000, b"b" * 10)
     half = sl.KeyGroupRange(0, 63)
     remote = handle_of(result).intersection(half)
@@ -168,19 +153,19 @@ def test_the_copy_serves_a_rescaled_handle_and_a_lone_set(
     assert (1, 0) == (batch.num_rows, store.requests.total())
 
 
-def test_backup_and_recovery_are_separate_switches(store: ScriptedStore, tmp_path: Path) -> None:
-    directories = (str(tmp_path),)
-    writing = cl.LocalRecoveryConfig(directories, backup=True, recovery=False)
+def test_backup_and_recovery_are_separate_switches(store, tmp_path):
+    def read(storage: cl.FsStateChangelogStorage) -> tuple[int, int]:
+        report = cl.ReadReport()
+        list(storage.read(handle_of(result), local=local_of(result), report=report))
+        return report.local_files, report.remote_files
+
+    writing = cl.LocalRecoveryConfig((str(tmp_path),), backup=True, recovery=False)
     with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=writing) as storage:
         result = persisted(storage.create_writer("operator", ALL), b"one")
-        report = cl.ReadReport()
-        list(storage.read(handle_of(result), local=local_of(result), report=report))
-        assert (0, 1) == (report.local_files, report.remote_files)
-    reading = cl.LocalRecoveryConfig(directories, backup=False, recovery=True)
+        assert (0, 1) == read(storage)
+    reading = cl.LocalRecoveryConfig((str(tmp_path),), backup=False, recovery=True)
     with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=reading) as storage:
-        report = cl.ReadReport()
-        list(storage.read(handle_of(result), local=local_of(result), report=report))
-        assert (1, 0) == (report.local_files, report.remote_files)
+        assert (1, 0) == read(storage)
         assert persisted(storage.create_writer("operator", ALL), b"two").task_local is None
         assert storage.registry.copies is None
 
@@ -202,13 +187,9 @@ def refuse(path: str, exist_ok: bool) -> None:
 
 @pytest.mark.parametrize("fault", [below_a_file, read_only])
 def test_h8_a_directory_that_takes_nothing_means_no_local_copy(
-    fault: object,
-    store: ScriptedStore,
-    config: cl.LocalRecoveryConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fault(tmp_path / "local", monkeypatch)  # type: ignore[operator]
+    fault, store, config, tmp_path, monkeypatch
+):
+    fault(tmp_path / "local", monkeypatch)
     with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
         writer = storage.create_writer("operator", ALL)
         result = persisted(writer, b"one")
@@ -242,10 +223,9 @@ class FullDisk:
 
 @pytest.mark.parametrize("at", ["write", "close"])
 def test_h8_a_full_disk_means_no_local_copy_and_leaves_nothing(
-    storage: cl.FsStateChangelogStorage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
-) -> None:
+    writer, storage, monkeypatch, tmp_path, at
+):
     monkeypatch.setattr("statelog.changelog.local_registry.open", FullDisk(at), raising=False)
-    writer = storage.create_writer("operator", ALL)
     assert persisted(writer, b"one").task_local is None
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
     monkeypatch.undo()
@@ -269,9 +249,7 @@ def with_backup(
     )
 
 
-def test_h8_a_disk_that_hangs_holds_no_upload_and_leaves_nothing(
-    store: ScriptedStore, tmp_path: Path
-) -> None:
+def test_h8_a_disk_that_hangs_holds_no_upload_and_leaves_nothing(store, tmp_path):
     pool = ThreadPool(1, "hanging")
     released, answered = threading.Event(), threading.Event()
     pool.submit(lambda: released.wait(60), lambda *_: None)
@@ -285,7 +263,7 @@ def test_h8_a_disk_that_hangs_holds_no_upload_and_leaves_nothing(
     pool.close(5)
 
 
-def test_h8_copies_that_cannot_keep_up_are_left_out(tmp_path: Path) -> None:
+def test_h8_copies_that_cannot_keep_up_are_left_out(tmp_path):
     pool = ThreadPool(1, "hanging")
     released = threading.Event()
     pool.submit(lambda: released.wait(60), lambda *_: None)
@@ -297,16 +275,14 @@ def test_h8_copies_that_cannot_keep_up_are_left_out(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def test_h7_a_failed_upload_leaves_no_copy(
-    storage: cl.FsStateChangelogStorage, store: ScriptedStore
-) -> None:
+def test_h7_a_failed_upload_leaves_no_copy(storage, store):
     store.put_errors = [OSError("broken off")]
     result = persisted(storage.create_writer("operator", ALL), b"one")
     path = path_of(local_of(result))
     wait_until(lambda: [path.name] == os.listdir(path.parent))
 
 
-def test_h6_a_late_loser_loses_its_copy_too(tmp_path: Path) -> None:
+def test_h6_a_late_loser_loses_its_copy_too(tmp_path):
     store, pool = GatedStore(), ThreadPool(2, "copies")
     hedging = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=0.1, delay_after_failure_s=0)
     with with_backup(store, tmp_path, pool, hedging, 1.0) as storage:
@@ -320,13 +296,13 @@ def test_h6_a_late_loser_loses_its_copy_too(tmp_path: Path) -> None:
     pool.close(5)
 
 
-def test_a_close_keeps_useful_copies(store: ScriptedStore, config: cl.LocalRecoveryConfig) -> None:
+def test_a_close_keeps_useful_copies(store, config):
     with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as storage:
         writer = storage.create_writer("operator", ALL)
         result = persisted(writer, b"one")
-        writer.confirm(sqn(0), sqn(1), 1)
+        writer.confirm(0, 1, 1)
         unconfirmed = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
-        writer.truncate_and_close(sqn(1))
+        writer.truncate_and_close(1)
     assert path_of(local_of(result)).exists()
     assert not path_of(local_of(unconfirmed)).exists(), "its remote file is gone"
     store.objects.clear()
@@ -335,28 +311,24 @@ def test_a_close_keeps_useful_copies(store: ScriptedStore, config: cl.LocalRecov
         assert [b"one"] == values_of(changes)
 
 
-def test_the_configuration_understands_flinks_keys(tmp_path: Path) -> None:
+def test_the_configuration_understands_flinks_keys():
     dirs = "execution.checkpointing.local-backup.dirs"
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
     recovery = "execution.state-recovery.from-local"
     backup = "execution.checkpointing.local-backup.enabled"
-    read = cl.LocalRecoveryConfig.from_mapping
-    assert cl.LocalRecoveryConfig((), False, False) == read({})
-    assert cl.LocalRecoveryConfig((one, two)) == read({recovery: "true", dirs: f"{one}, {two}"})
-    assert cl.LocalRecoveryConfig((one,), backup=True, recovery=False) == read(
-        {backup: True, dirs: one}
-    )
-    assert cl.LocalRecoveryConfig((one,)) == read(
-        {"state.backend.local-recovery": "true", dirs: one}
-    )
-    for wrong in ({recovery: "true"}, {recovery: "perhaps", dirs: one}):
+    flink_1 = "state.backend.local-recovery"
+    read, config = cl.LocalRecoveryConfig.from_mapping, cl.LocalRecoveryConfig
+    assert config((), False, False) == read({})
+    assert config(("/a", "/b")) == read({recovery: "true", dirs: "/a, /b"})
+    assert config(("/a",), backup=True, recovery=False) == read({backup: True, dirs: "/a"})
+    assert config(("/a",)) == read({flink_1: "true", dirs: "/a"})
+    for wrong in ({recovery: "true"}, {recovery: "perhaps", dirs: "/a"}):
         with pytest.raises(InvalidOptionsError):
             read(wrong)
     with pytest.raises(InvalidOptionsError):
-        cl.LocalRecoveryConfig("one text")  # type: ignore[arg-type]
+        config("one text")
 
 
-def test_a_job_always_has_the_same_directory() -> None:
+def test_a_job_always_has_the_same_directory():
     config = cl.LocalRecoveryConfig(("/a", "/b", "/c"))
     # As Flink: JobID.hashCode() is the exclusive-or of the id's four words, text hashes as in Java.
     assert "/b/jid_00000000000000000000000000000001/taskowned" == config.folder_of("0" * 31 + "1")
@@ -365,7 +337,7 @@ def test_a_job_always_has_the_same_directory() -> None:
     assert "/a/jid_a%2Fb/taskowned" == cl.LocalRecoveryConfig(("/a",)).folder_of("a/b")
 
 
-def test_local_files_are_absolute(tmp_path: Path) -> None:
+def test_local_files_are_absolute(tmp_path):
     files = LocalFiles()
     (tmp_path / "file").write_bytes(b"content")
     assert b"nte" == bytes(files.get_range(str(tmp_path / "file"), 2, 3))
@@ -377,10 +349,7 @@ def test_local_files_are_absolute(tmp_path: Path) -> None:
         cl.LocalChangelogRegistry(runtime=system_runtime()).register(FileStateHandle("file", 1), 1)
 
 
-def test_the_copies_of_a_job_can_be_discarded(
-    storage: cl.FsStateChangelogStorage, config: cl.LocalRecoveryConfig
-) -> None:
-    writer = storage.create_writer("operator", ALL)
+def test_the_copies_of_a_job_can_be_discarded(writer, storage, config):
     first = persisted(writer, b"one")
     second = persisted(writer, b"two", from_sqn=1, checkpoint_id=2)
     assert 0 == cl.discard_local_copies(config, "another job")
@@ -389,16 +358,16 @@ def test_the_copies_of_a_job_can_be_discarded(
     assert 1 == cl.discard_local_copies(config, "job")
 
 
-def test_a_copy_that_a_truncation_has_taken_is_not_given_out() -> None:
+def test_a_copy_that_a_truncation_has_dropped_is_not_claimed():
     registry = cl.LocalChangelogRegistry(runtime=system_runtime())
-    one, two = FileStateHandle("/nowhere/one", 1), FileStateHandle("/nowhere/two", 1)
-    registry.track(one)
-    registry.track(two)
-    assert registry.claim([one, two, cl.ByteStreamStateHandle("inline", b"")], 1)
-    registry.drop(two.path)
-    assert not registry.claim([one, two], 2)
+    stored, dropped = FileStateHandle("/nowhere/stored", 1), FileStateHandle("/nowhere/dropped", 1)
+    registry.track(stored)
+    registry.track(dropped)
+    assert registry.claim([stored, dropped, cl.ByteStreamStateHandle("inline", b"")], 1)
+    registry.drop(dropped.path)
+    assert not registry.claim([stored, dropped], 2)
     registry.discard_up_to_checkpoint(2)
-    assert (True, False, 1) == (one in registry, two in registry, len(registry))
-    registry.release(one.path)
+    assert (True, False, 1) == (stored in registry, dropped in registry, len(registry))
+    registry.release(stored.path)
     assert 0 == len(registry)
     registry.close()

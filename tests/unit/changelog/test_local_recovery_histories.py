@@ -1,4 +1,4 @@
-"""Random lives of writers with local copies on a real disk, each from one seed."""
+"""Random histories of writers with local copies on a real disk, from a seed."""
 
 import datetime as dt
 import os
@@ -9,11 +9,10 @@ import pytest
 from tests.support.changelogs import ALL, ScriptedStore, values_of
 
 from statelog import changelog as cl
-from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.model import FileStateHandle
 
 
-class Life:
+class WriterHistory:
     """Two writers, checkpoints in flight, confirmations and aborts, and a store that fails."""
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -53,7 +52,7 @@ class Life:
         for index, writer in enumerate(self.writers):
             upto = writer.next_sequence_number().value
             start = self.rng.randint(self.lowest[index], upto)
-            result = writer.persist(cl.SequenceNumber(start), number).result(60)
+            result = writer.persist(start, number).result(60)
             parts.append((start, upto, result))
         self.open[number] = parts
 
@@ -62,17 +61,16 @@ class Life:
             number = self.rng.choice(sorted(self.open))
             self.confirmed, self.last_good = number, self.open[number]
             for writer, (start, upto, _) in zip(self.writers, self.last_good, strict=True):
-                self.range_call(writer.confirm, start, upto, number)
-            self.open = {each: parts for each, parts in self.open.items() if each > number}
+                writer.confirm(start, upto, number)
+            self.open = {
+                checkpoint: parts for checkpoint, parts in self.open.items() if checkpoint > number
+            }
 
     def abort(self) -> None:
         if self.open:
             number = self.rng.choice(sorted(self.open))
             for writer, (start, upto, _) in zip(self.writers, self.open.pop(number), strict=True):
-                self.range_call(writer.reset, start, upto, number)
-
-    def range_call(self, call: object, start: int, upto: int, number: int) -> None:
-        call(cl.SequenceNumber(start), cl.SequenceNumber(upto), number)  # type: ignore[operator]
+                writer.reset(start, upto, number)
 
     def truncate(self) -> None:
         """Up to where the last good checkpoint and every open one begin, as a job would."""
@@ -80,13 +78,10 @@ class Life:
             starts = [parts[index][0] for parts in [*self.open.values(), self.last_good] if parts]
             if starts:
                 self.lowest[index] = max(self.lowest[index], min(starts))
-                self.truncate_one(writer, self.lowest[index])
+                writer.truncate(self.lowest[index])
 
-    def truncate_one(self, writer: FsStateChangelogWriter, to: int) -> None:
-        writer.truncate(cl.SequenceNumber(to))
-
-    def look(self) -> None:
-        """Whatever a restore may begin at is there, locally, and is what was appended."""
+    def check(self) -> None:
+        """Check that each possible restore reads what was appended, from local copies."""
         for parts in [*self.open.values(), self.last_good]:
             for index, (start, upto, result) in enumerate(parts):
                 assert result.job_manager_owned is not None
@@ -104,17 +99,16 @@ class Life:
         )
         for _ in range(steps):
             self.rng.choice(moves)()
-            self.look()
+            self.check()
         while self.open:
             self.abort()
         for writer in self.writers:
-            writer.persist(cl.SequenceNumber(self.lowest[self.writers.index(writer)])).result(60)
-            self.truncate_one(writer, writer.next_sequence_number().value)
-        self.look()
+            writer.persist(self.lowest[self.writers.index(writer)]).result(60)
+            writer.truncate(writer.next_sequence_number())
+        self.check()
         self.storage.close()
 
-    def named(self) -> set[str]:
-        """Return the files that the last good checkpoint names."""
+    def files_of_the_last_checkpoint(self) -> set[str]:
         return {
             os.path.basename(entry.handle.path)
             for _, _, result in self.last_good
@@ -125,9 +119,9 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_a_restore_may_want_is_there_and_nothing_else_stays(seed: int, tmp_path: Path) -> None:
-    life = Life(seed, tmp_path)
-    life.run(40)
-    folder = Path(life.config.folder_of("job"))
+def test_what_a_restore_may_want_is_there_and_nothing_else_stays(seed, tmp_path):
+    history = WriterHistory(seed, tmp_path)
+    history.run(40)
+    folder = Path(history.config.folder_of("job"))
     on_disk = set(os.listdir(folder)) if folder.exists() else set()
-    assert life.named() == on_disk
+    assert history.files_of_the_last_checkpoint() == on_disk

@@ -89,14 +89,14 @@ def spelled(names: str) -> list[str]:
     return [*names.split(), *(re.sub("[A-Z]+", r"_\g<0>", name).lower() for name in members)]
 
 
-def test_the_pages_are_listed_whole() -> None:
+def test_the_pages_are_listed_whole():
     arguments = [name for names in ARGUMENTS.values() for name in names.split()]
     members = [name for names in MEMBERS.values() for name in names.split()]
     assert 175 <= len(CLASSES.split()) + len(members) + len(arguments)
 
 
 @pytest.mark.parametrize("name", CLASSES.split())
-def test_a_name_exists_or_its_error_says_what_to_write(name: str) -> None:
+def test_a_name_exists_or_its_error_says_what_to_write(name):
     if name not in cl.__all__:
         with pytest.raises(AttributeError, match=f"; Flink's {name} here: "):
             getattr(cl, name)
@@ -105,9 +105,9 @@ def test_a_name_exists_or_its_error_says_what_to_write(name: str) -> None:
 
 
 @pytest.mark.parametrize("owner", MEMBERS)
-def test_a_member_exists_or_its_error_says_what_to_write(owner: str) -> None:
+def test_a_member_exists_or_its_error_says_what_to_write(owner):
     kind: Any = PoolFuture if owner == "PoolFuture" else getattr(cl, owner)
-    fields = {name for each in kind.__mro__ for name in vars(each).get("__annotations__", ())}
+    fields = {name for base in kind.__mro__ for name in vars(base).get("__annotations__", ())}
     for name in spelled(MEMBERS[owner]):
         if name not in fields and not hasattr(kind, name):
             with pytest.raises(
@@ -117,7 +117,7 @@ def test_a_member_exists_or_its_error_says_what_to_write(owner: str) -> None:
 
 
 @pytest.mark.parametrize("call", ARGUMENTS)
-def test_an_argument_exists_or_its_error_says_what_to_write(call: str) -> None:
+def test_an_argument_exists_or_its_error_says_what_to_write(call):
     owner, _, method = call.partition(".")
     function: Callable[..., object] = getattr(cl, owner)
     if method == "create_writer":

@@ -4,11 +4,8 @@ A storage that a child inherits over a fork is refused in every call, and never 
 Each case is a process of its own, forks once for each call, and has a time limit.
 """
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from tests.support.processes.script import run_script
 
 FORK = """
 import os, sys, threading
@@ -83,21 +80,13 @@ storage.close()
 
 
 @pytest.mark.parametrize("case", ["used", "unused", "locks held"])
-def test_an_inherited_storage_is_refused_in_every_call(tmp_path: Path, case: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, str(tmp_path / "root"), case],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_an_inherited_storage_is_refused_in_every_call(tmp_path, case):
+    run_script(FORK, str(tmp_path / "root"), case, timeout_s=250)
 
 
-def test_a_child_may_open_a_storage_of_its_own(tmp_path: Path) -> None:
-    script = (
-        FORK.split("root, case")[0]
-        + """
+CHILD_OPENS = (
+    FORK.split("root, case")[0]
+    + """
 root = sys.argv[1]
 inherited = cl.FsStateChangelogStorage(root, job_id="parent")
 def own():
@@ -109,12 +98,8 @@ def own():
 said = in_child(own)
 assert said == "worked: [b'one']", said
 """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+)
+
+
+def test_a_child_may_open_a_storage_of_its_own(tmp_path):
+    run_script(CHILD_OPENS, str(tmp_path))

@@ -1,7 +1,5 @@
 """A signal handler raises inside a call: the storage refuses later calls, and can be closed."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -114,7 +112,7 @@ def work(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("scheduler", ["batching", "direct", "inline"])
-def test_a_signal_into_any_call_leaves_no_lock_and_no_future(scheduler: str) -> None:
+def test_a_signal_into_any_call_leaves_no_lock_and_no_future(scheduler):
     rng = random.Random(scheduler)
     refused = 0
     for number in range(ROUNDS):
@@ -151,7 +149,7 @@ def storage_of(scheduler: str, location: str) -> cl.FsStateChangelogStorage:
     return cl.FsStateChangelogStorage(location, inline_bytes=inline_bytes)
 
 
-def test_an_interrupt_fails_the_open_persists_of_all_writers_and_keeps_what_is_durable() -> None:
+def test_an_interrupt_fails_the_open_persists_of_all_writers_and_keeps_what_is_durable():
     class Raises:
         def upload(self, task: cl.UploadTask) -> None:
             if task.change_sets[0].log_id == 1:
@@ -160,7 +158,7 @@ def test_an_interrupt_fails_the_open_persists_of_all_writers_and_keeps_what_is_d
         def close(self) -> None:
             pass
 
-    storage = cl.FsStateChangelogStorage("memory://interrupt-of-one", scheduler=Raises())  # type: ignore[arg-type]
+    storage = cl.FsStateChangelogStorage("memory://interrupt-of-one", scheduler=Raises())
     waiting, interrupted = (storage.create_writer("operator", ALL) for _ in range(2))
     waiting.append(1, b"value")
     future = waiting.persist(0)
@@ -178,7 +176,7 @@ def test_an_interrupt_fails_the_open_persists_of_all_writers_and_keeps_what_is_d
             writer.append(1, b"late")
 
 
-def test_an_interrupt_of_a_wait_for_a_result_ends_the_wait_alone() -> None:
+def test_an_interrupt_of_a_wait_for_a_result_ends_the_wait_alone():
     class Waits:
         def upload(self, task: cl.UploadTask) -> None:
             self.task = task
@@ -187,7 +185,7 @@ def test_an_interrupt_of_a_wait_for_a_result_ends_the_wait_alone() -> None:
             pass
 
     scheduler = Waits()
-    with cl.FsStateChangelogStorage("memory://wait", scheduler=scheduler) as storage:  # type: ignore[arg-type]
+    with cl.FsStateChangelogStorage("memory://wait", scheduler=scheduler) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
         future = writer.persist(0)
@@ -199,7 +197,7 @@ def test_an_interrupt_of_a_wait_for_a_result_ends_the_wait_alone() -> None:
         assert isinstance(future.exception(WAIT_S), cl.UploadFailedError)
 
 
-def test_an_interrupt_of_a_wait_for_capacity_ends_it() -> None:
+def test_an_interrupt_of_a_wait_for_capacity_ends_it():
     gate = threading.Event()
 
     class Slow:

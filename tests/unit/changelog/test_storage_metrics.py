@@ -3,7 +3,7 @@
 import datetime as dt
 import threading
 
-from tests.support.changelogs import ALL, GatedStore, ScriptedStore, wait_until
+from tests.support.changelogs import GatedStore, ScriptedStore, appended, persisted, wait_until
 
 from statelog import changelog as cl
 from statelog.errors import StoreError
@@ -14,33 +14,20 @@ QUICK = cl.ChangelogOptions(
 )
 
 
-def persisted(storage: cl.FsStateChangelogStorage, value: bytes = b"12345") -> None:
-    writer = storage.create_writer("operator", ALL)
-    writer.append(1, value)
-    writer.persist(cl.SequenceNumber(0), 1).result(timeout=20)
-
-
 def histogram(storage: cl.FsStateChangelogStorage, name: str) -> HistogramSnapshot:
-    found = storage.metrics.snapshot()[name]
-    assert isinstance(found, HistogramSnapshot)
-    return found
+    value = storage.metrics.snapshot()[name]
+    assert isinstance(value, HistogramSnapshot)
+    return value
 
 
-def test_a_persist_with_one_error_is_seen_in_every_phase() -> None:
+def test_a_persist_with_one_error_is_seen_in_every_phase():
     store = ScriptedStore()
     store.put_errors = [StoreError("the close failed", path="")]
     with cl.FsStateChangelogStorage(store, options=QUICK) as storage:
-        persisted(storage)
+        persisted(storage, b"12345")
         values = storage.metrics.snapshot()
-        assert (2, 1, 0, 0) == tuple(
-            values[f"number_of_{name}"]
-            for name in (
-                "upload_requests",
-                "upload_failures",
-                "upload_timeouts",
-                "discarded_uploads",
-            )
-        )
+        counts = ("upload_requests", "upload_failures", "upload_timeouts", "discarded_uploads")
+        assert [2, 1, 0, 0] == [values[f"number_of_{name}"] for name in counts]
         assert (2,) == histogram(storage, "attempts_per_upload").values
         assert (2,) == histogram(storage, "total_attempts_per_upload").values
         assert (1,) == histogram(storage, "upload_batch_sizes").values
@@ -62,21 +49,20 @@ def test_a_persist_with_one_error_is_seen_in_every_phase() -> None:
         }
         for name in ("upload_queue_size", "upload_queue_age", "in_flight_bytes"):
             assert 0 == values[name]
-        assert (
-            histogram(storage, "persist_durations").values
-            >= histogram(storage, "upload_durations").values
-        )
+        (persist_ns,) = histogram(storage, "persist_durations").values
+        (upload_ns,) = histogram(storage, "upload_durations").values
+        assert persist_ns >= upload_ns
 
 
 def eventually(storage: cl.FsStateChangelogStorage, name: str, expected: float) -> None:
     wait_until(lambda: storage.metrics.snapshot()[name] == expected, f"{name} is not {expected}")
 
 
-def test_a_late_file_after_a_time_out_is_discarded() -> None:
+def test_a_late_file_after_a_time_out_is_discarded():
     store = GatedStore()
     options = cl.ChangelogOptions(upload_timeout=dt.timedelta(milliseconds=20))
     with cl.FsStateChangelogStorage(store, options=options) as storage:
-        persisted(storage)
+        persisted(storage, b"12345")
         eventually(storage, "number_of_upload_timeouts", 1)
         store.gate.set()
         eventually(storage, "number_of_discarded_uploads", 1)
@@ -84,7 +70,7 @@ def test_a_late_file_after_a_time_out_is_discarded() -> None:
         assert 2 == storage.metrics.snapshot()["number_of_upload_requests"]
 
 
-def test_waiting_uploads_have_an_age() -> None:
+def test_waiting_uploads_have_an_age():
     store = GatedStore()
     options = cl.ChangelogOptions(
         upload_retry_policy="none",
@@ -93,11 +79,9 @@ def test_waiting_uploads_have_an_age() -> None:
         batch_persist_size_threshold_bytes=100,
     )
     with cl.FsStateChangelogStorage(store, options=options) as storage:
-        writers = [storage.create_writer("operator", ALL) for _ in range(3)]
-        for writer in writers:
-            writer.append(1, bytes(50))
-        futures = [writer.persist(cl.SequenceNumber(0), 1) for writer in writers[:2]]
-        blocked = threading.Thread(target=lambda: writers[2].persist(cl.SequenceNumber(0), 1))
+        writers = [appended(storage, bytes(50)) for _ in range(3)]
+        futures = [writer.persist(0, 1) for writer in writers[:2]]
+        blocked = threading.Thread(target=lambda: writers[2].persist(0, 1))
         blocked.start()
         eventually(storage, "backpressured_tasks", 1)
         values = storage.metrics.snapshot()
@@ -110,16 +94,14 @@ def test_waiting_uploads_have_an_age() -> None:
         assert storage.metrics.snapshot()["changelog_busy_time"] > 0
 
 
-def test_an_attempt_that_a_close_prevents_is_no_failure() -> None:
+def test_an_attempt_that_a_close_prevents_is_no_failure():
     store = GatedStore()
     options = cl.ChangelogOptions(
         upload_num_threads=1, upload_retry_policy="none", batch_persist_delay=dt.timedelta(0)
     )
     storage = cl.FsStateChangelogStorage(store, options=options)
     for _ in range(2):  # the second upload waits for the only thread
-        writer = storage.create_writer("operator", ALL)
-        writer.append(1, b"x")
-        writer.persist(cl.SequenceNumber(0), 1)
+        appended(storage, b"x").persist(0, 1)
     assert store.entered.wait(20)
     threading.Timer(0.05, store.gate.set).start()
     storage.close()

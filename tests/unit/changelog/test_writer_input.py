@@ -1,12 +1,11 @@
 """What a writer takes and refuses, and what ends when a part of a storage fails to close."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
+from tests.support.changelogs import ALL, ScriptedStore, appended, handle_of, values_of
 
 import statelog as sl
 from statelog import changelog as cl
@@ -22,13 +21,9 @@ from statelog.runtime.runtime import system_runtime
 GIB_2 = 2**31
 
 
-def sqn(value: int) -> cl.SequenceNumber:
-    return cl.SequenceNumber(value)
-
-
 @pytest.mark.parametrize("threshold", [5 << 20, 1 << 40])
 @pytest.mark.parametrize("how", ["append", "append_meta", "append_batch", "bytearray"])
-def test_a_value_of_2_gib_is_refused_and_the_writer_goes_on(how: str, threshold: int) -> None:
+def test_a_value_of_2_gib_is_refused_and_the_writer_goes_on(how, threshold):
     options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=threshold)
     with cl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
         writer = storage.create_writer("op", ALL)
@@ -41,7 +36,7 @@ def test_a_value_of_2_gib_is_refused_and_the_writer_goes_on(how: str, threshold:
                 case "append_meta":
                     writer.append_meta(value)
                 case "bytearray":
-                    writer.append(1, memoryview(value))  # type: ignore[arg-type]
+                    writer.append(1, memoryview(value))
                 case _:
                     offsets = pa.py_buffer(np.array([0, 1, GIB_2 + 1], np.int64))
                     data = pa.py_buffer(bytes(GIB_2 + 1))
@@ -56,7 +51,7 @@ def test_a_value_of_2_gib_is_refused_and_the_writer_goes_on(how: str, threshold:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
 @pytest.mark.parametrize("chunks", [[[b"a", b"bc"]], [[b"a"], [], [b"bc"]]])
-def test_chunked_arrays_are_appended_whole(kind: pa.DataType, chunks: list[list[bytes]]) -> None:
+def test_chunked_arrays_are_appended_whole(kind, chunks):
     with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append_batch([1, 2], pa.chunked_array(chunks, kind))
@@ -66,17 +61,14 @@ def test_chunked_arrays_are_appended_whole(kind: pa.DataType, chunks: list[list[
         assert 3 == handle.size_bytes
 
 
-def test_plain_integers_are_sequence_numbers() -> None:
+def test_plain_integers_are_sequence_numbers():
     with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
-        writer = storage.create_writer("op", ALL)
-        writer.append(1, b"one")
+        writer = appended(storage, b"one")
         first = handle_of(writer.persist(0, 1).result(60))
         writer.append(1, b"two")
-        second = handle_of(writer.persist(np.int64(1), 2).result(60))  # type: ignore[arg-type]
-        assert ([b"one"], [b"two"]) == (
-            values_of(storage.read(first)),
-            values_of(storage.read(second)),
-        )
+        second = handle_of(writer.persist(np.int64(1), 2).result(60))
+        assert [b"one"] == values_of(storage.read(first))
+        assert [b"two"] == values_of(storage.read(second))
         writer.confirm(0, 1, checkpoint_id=1)
         writer.reset(1, 2, checkpoint_id=2)
         writer.truncate(1)
@@ -84,15 +76,17 @@ def test_plain_integers_are_sequence_numbers() -> None:
             writer.persist(0)
         assert 2 == int(writer.next_sequence_number())
         writer.truncate_and_close(1)
-    assert cl.SequenceNumber.of(7) == sqn(7) == cl.SequenceNumber.of(sqn(7))
-    assert 3 in cl.SequenceNumberRange.of(2, sqn(4)) and 4 not in cl.SequenceNumberRange(2, 4)  # type: ignore[arg-type]
-    assert ["c"] == ["a", "b", "c"][sqn(2) :]
+    seven = cl.SequenceNumber(7)
+    assert cl.SequenceNumber.of(7) == seven == cl.SequenceNumber.of(seven)
+    assert 3 in cl.SequenceNumberRange.of(2, cl.SequenceNumber(4))
+    assert 4 not in cl.SequenceNumberRange(2, 4)
+    assert ["c"] == ["a", "b", "c"][cl.SequenceNumber(2) :]
 
 
 @pytest.mark.parametrize(
     ("error", "at_once"), [(TimeoutError("slow"), True), (OSError("x"), False)]
 )
-def test_an_attempt_that_times_out_is_followed_at_once(error: OSError, at_once: bool) -> None:
+def test_an_attempt_that_times_out_is_followed_at_once(error, at_once):
     retry = UploadRetry(cl.RetryPolicy.fixed(3, 1.0, delay_after_failure_s=60.0))
     retry.handle(UploadRequested(), 0)
     retry.handle(AttemptStarted(1), 0)
@@ -119,11 +113,15 @@ class Failing:
         raise self.error
 
 
-def closed_parts(storage: cl.FsStateChangelogStorage, writer: Any) -> list[Callable[[], object]]:
-    return [lambda: writer.append(1, b""), lambda: storage.create_writer("late", ALL)]
+class FailingRegistry(cl.TaskChangelogRegistry):
+    closes = 0
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self.closes += 1
+        raise RuntimeError("second")
 
 
-def test_close_ends_every_part_and_raises_the_first_error() -> None:
+def test_close_ends_every_part_and_raises_the_first_error():
     uploader, runtime = Failing(OSError("first")), system_runtime()
     scheduler = cl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime)
     registry = FailingRegistry(ScriptedStore(), runtime=runtime)
@@ -134,9 +132,10 @@ def test_close_ends_every_part_and_raises_the_first_error() -> None:
     with pytest.raises(OSError, match="first"):
         storage.close()
     assert (1, 1) == (uploader.closes, registry.closes)
-    for call in closed_parts(storage, writer):
-        with pytest.raises(sl.ClosedError):
-            call()
+    with pytest.raises(sl.ClosedError):
+        writer.append(1, b"")
+    with pytest.raises(sl.ClosedError):
+        storage.create_writer("late", ALL)
     ended: list[BaseException | None] = []
     runtime.upload_pool.submit(lambda: None, lambda _, error: ended.append(error))
     assert [sl.ClosedError] == [type(error) for error in ended]
@@ -144,15 +143,7 @@ def test_close_ends_every_part_and_raises_the_first_error() -> None:
     assert (1, 1) == (uploader.closes, registry.closes)
 
 
-class FailingRegistry(cl.TaskChangelogRegistry):
-    closes = 0
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        self.closes += 1
-        raise RuntimeError("second")
-
-
-def test_an_interrupt_while_closing_is_raised_after_the_other_parts_are_closed() -> None:
+def test_an_interrupt_while_closing_is_raised_after_the_other_parts_are_closed():
     runtime = system_runtime()
     scheduler = cl.DirectStateChangeUploadScheduler(Failing(KeyboardInterrupt()))
     registry = FailingRegistry(ScriptedStore(), runtime=runtime)
@@ -164,7 +155,7 @@ def test_an_interrupt_while_closing_is_raised_after_the_other_parts_are_closed()
     assert 1 == registry.closes
 
 
-def test_the_error_of_a_block_is_not_hidden_by_the_close() -> None:
+def test_the_error_of_a_block_is_not_hidden_by_the_close():
     scheduler = cl.DirectStateChangeUploadScheduler(Failing(OSError("close")))
     with (
         pytest.raises(LookupError, match="the block") as caught,

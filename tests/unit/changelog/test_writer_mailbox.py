@@ -1,7 +1,7 @@
 """With a mailbox, the callbacks of a writer's persists run on the thread of its owner."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,7 +14,7 @@ from statelog import changelog as cl
 Run = Callable[[], object]
 
 
-def test_a_chain_of_persists_runs_on_the_owners_thread() -> None:
+def test_a_chain_of_persists_runs_on_the_owners_thread():
     """Flink's example: each continuation appends, and persists what it appended."""
     handles: list[cl.ChangelogStateHandle] = []
     threads: list[threading.Thread] = []
@@ -37,10 +37,22 @@ def test_a_chain_of_persists_runs_on_the_owners_thread() -> None:
         assert mailbox.run(lambda: len(handles) == 50, timeout_s=60)
         assert {threading.current_thread()} == set(threads)
         changes = [list(storage.read(handle)) for handle in handles]
-        assert [[(0, b"first")], *([(each, b"continued")] for each in range(1, 50))] == changes
+        assert [[(0, b"first")], *([(group, b"continued")] for group in range(1, 50))] == changes
 
 
-def test_the_mailbox_is_a_keyword_too_and_takes_any_executor() -> None:
+@pytest.fixture
+def scheduler() -> HeldScheduler:
+    """Return a scheduler in which a persist ends when the test says so."""
+    return HeldScheduler()
+
+
+@pytest.fixture
+def storage(scheduler: HeldScheduler) -> Iterator[cl.FsStateChangelogStorage]:
+    with cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as opened:
+        yield opened
+
+
+def test_the_mailbox_is_a_keyword_too_and_takes_any_executor(scheduler, storage):
     class Queue:
         def __init__(self) -> None:
             self.commands: list[Run] = []
@@ -48,29 +60,24 @@ def test_the_mailbox_is_a_keyword_too_and_takes_any_executor() -> None:
         def execute(self, command: Run, description: str = "") -> None:
             self.commands.append(command)
 
-    scheduler, queue, ended = HeldScheduler(), Queue(), []
-    with cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage:  # type: ignore[arg-type]
-        writer = storage.create_writer("op", ALL, mailbox=queue)
-        writer.append(1, b"one")
-        writer.persist(0).add_done_callback(ended.append)
-        (task,) = scheduler.tasks
-        task.fail(OSError("no"))
-        assert ([], 1) == (ended, len(queue.commands))
-        queue.commands[0]()
-        assert isinstance(ended[0].exception(), cl.UploadFailedError)
-        with pytest.raises(sl.UsageError, match=r"mailbox must be a MailboxExecutor.* has no exec"):
-            storage.create_writer("op", ALL, print)  # type: ignore[arg-type]
+    queue, ended = Queue(), []
+    writer = storage.create_writer("op", ALL, mailbox=queue)
+    writer.append(1, b"one")
+    writer.persist(0).add_done_callback(ended.append)
+    (task,) = scheduler.tasks
+    task.fail(OSError("no"))
+    assert ([], 1) == (ended, len(queue.commands))
+    queue.commands[0]()
+    assert isinstance(ended[0].exception(), cl.UploadFailedError)
+    with pytest.raises(sl.UsageError, match=r"mailbox must be a MailboxExecutor.* has no exec"):
+        storage.create_writer("op", ALL, print)
 
 
-def test_an_error_of_a_callback_reaches_the_owner() -> None:
+def test_an_error_of_a_callback_reaches_the_owner(scheduler, storage):
     def fail(_: object) -> None:
         raise RuntimeError("the state of the task is wrong")
 
-    scheduler = HeldScheduler()  # the callback is there before the persist ends
-    with (
-        cl.TaskMailbox() as mailbox,
-        cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage,  # type: ignore[arg-type]
-    ):
+    with cl.TaskMailbox() as mailbox:
         writer = storage.create_writer("op", ALL, mailbox)
         writer.append(1, b"one")
         writer.persist(0).add_done_callback(fail)
@@ -81,23 +88,23 @@ def test_an_error_of_a_callback_reaches_the_owner() -> None:
         assert "a callback of a persist" in raised.value.__notes__[0]
 
 
-def test_a_callback_that_a_closed_mailbox_refuses_is_called_once() -> None:
-    scheduler, called = HeldScheduler(), threading.Event()
+def test_a_callback_that_a_closed_mailbox_refuses_is_called_once(scheduler, storage):
+    called = threading.Event()
     calls: list[object] = []
     mailbox = cl.TaskMailbox()
-    with cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as storage:  # type: ignore[arg-type]
-        writer = storage.create_writer("op", ALL, mailbox)
-        writer.append(1, b"one")
-        future = writer.persist(0)
-        future.add_done_callback(lambda future: (calls.append(future), called.set()))
-        mailbox.close()
-        (task,) = scheduler.tasks
-        task.fail(OSError("no"))
-        assert called.wait(60)
+    writer = storage.create_writer("op", ALL, mailbox)
+    writer.append(1, b"one")
+    future = writer.persist(0)
+    future.add_done_callback(lambda future: (calls.append(future), called.set()))
+    mailbox.close()
+    (task,) = scheduler.tasks
+    task.fail(OSError("no"))
+    assert called.wait(60)
+    storage.close()
     assert [future] == calls
 
 
-def test_a_callback_added_after_the_end_runs_at_once() -> None:
+def test_a_callback_added_after_the_end_runs_at_once():
     with cl.TaskMailbox() as mailbox, cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         writer = storage.create_writer("op", ALL, mailbox)
         writer.append(1, b"one")

@@ -1,7 +1,5 @@
 """Expired entries leave memory, with bounded work in each batch and never too early."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +29,7 @@ CODEC = OperatorCodec(OperatorStateSchema("op", pa.schema([("k", pa.int64())]), 
 TTLS = [state.ttl_ms for state in STATES]
 
 
-def test_those_due_longest_come_first_as_far_as_the_credit_goes() -> None:
+def test_groups_that_are_due_longest_are_chosen_up_to_the_credit():
     candidates = {1: (30, 10), 2: (10, 10), 3: (20, 10), 4: (99, 10), 5: (5, 0)}
     assert ([2, 3], 4) == choose_groups(candidates, 24, now_ms=50)
     assert ([2, 3, 1], 0) == choose_groups(candidates, 40, now_ms=50)  # nothing is saved up
@@ -51,7 +49,7 @@ def maps(**entries: Any) -> MapDelta:
     return delta
 
 
-def test_what_is_over_goes_element_by_element() -> None:
+def test_expired_elements_are_removed_one_by_one():
     group = KeyGroupState(CODEC.kinds)
     group.fold(
         [
@@ -74,7 +72,7 @@ def test_what_is_over_goes_element_by_element() -> None:
     assert [{}, {}, {}, {(1,): (7,)}] == group.tables
 
 
-def test_a_group_is_not_looked_at_before_something_can_be_over() -> None:
+def test_a_group_is_checked_only_when_an_entry_can_have_expired():
     group = KeyGroupState(CODEC.kinds)
     group.fold([{(1,): (100, (1,))}, {}, {}, {}])
     expiry = IncrementalExpiry(CODEC.kinds, TTLS)
@@ -84,7 +82,7 @@ def test_a_group_is_not_looked_at_before_something_can_be_over() -> None:
     assert group.expiry_due_ms == 100 + CLOCK_STEP_MS + 1000 + CLOCK_STEP_MS
 
 
-def test_without_a_clock_nothing_is_over() -> None:
+def test_without_a_clock_nothing_expires():
     group = KeyGroupState(CODEC.kinds)
     group.fold([{(1,): (100, (1,))}, {}, {}, {}])
     assert 0 == IncrementalExpiry(CODEC.kinds, TTLS).expire({0: group}, -1)
@@ -92,7 +90,7 @@ def test_without_a_clock_nothing_is_over() -> None:
 
 
 @pytest.mark.parametrize("changes", [10, 500])
-def test_memory_follows_the_live_entries_and_work_the_changes(changes: int) -> None:
+def test_memory_follows_the_live_entries_and_work_the_changes(changes):
     """Each batch writes new keys that live for 50 batches; without expiry they would pile up."""
     groups = range(16)
     step_ms, life = 1000, 50

@@ -19,14 +19,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.changelogs import direct_storage
+from tests.support.locations.checkpoints import record_of
+from tests.support.locations.histories import Tiny
 from tests.support.simulated_runtime import SimulatedIds
+from tests.support.state_objects import bind_all, content
 
-from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.scheduler import (
-    DirectStateChangeUploadScheduler,
-    InlineStateChangeUploader,
-)
-from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.format import arrow_limits
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, split_key_groups
@@ -46,18 +44,9 @@ from statelog.state.heap import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.keys.key_groups import key_group_of
 from statelog.state.kinds import StateKind
-from statelog.state.objects import (
-    Cursor,
-    ExpiringListState,
-    ExpiringMapState,
-    ExpiringValueState,
-    ListState,
-    MapState,
-    Timers,
-    ValueState,
-)
+from statelog.state.objects import Cursor, ListState, MapState, Timers
 from statelog.state.schema import OperatorStateSchema, StateDescriptor, evolve
-from statelog.store import PATHS, ObjectStore, open_store
+from statelog.store import ObjectStore, open_store
 
 pytestmark = pytest.mark.campaign
 
@@ -93,56 +82,21 @@ def key_of(number: int) -> tuple[Any, ...]:
     return number, None if number % 5 == 0 else "x" * (number % 40)
 
 
-@dataclass(frozen=True)
-class Tiny(MemoryLimits):
-    """Limits under which everything goes into columns at once."""
-
-    recent: int = 0
-
-    @property
-    def recent_bytes(self) -> int:
-        return self.recent
-
-    @property
-    def pending_bytes(self) -> int:
-        return 300
-
-
 class StateObjects:
     """State objects on one cursor, and what they show."""
 
     def __init__(self, codec: OperatorCodec, now: int) -> None:
         self.more = len(codec.states[0].value.schema) - len(VALUE)
         self.cursor = Cursor(now)
-        self.by_name: dict[str, Any] = {}
-        for state_id, state in enumerate(codec.states):
-            name = state.descriptor.name
-            ttl = state.descriptor.ttl_ms
-            arguments = (self.cursor, state_id, state.value)
-            match state.descriptor.kind:
-                case StateKind.VALUE:
-                    kind = ExpiringValueState if ttl else ValueState
-                    self.by_name[name] = kind(*arguments, ttl)
-                case StateKind.LIST:
-                    self.by_name[name] = (ExpiringListState if ttl else ListState)(*arguments, ttl)
-                case StateKind.MAP:
-                    maps = ExpiringMapState if ttl else MapState
-                    self.by_name[name] = maps(*arguments, state.user_key, ttl)
-                case StateKind.TIMER:
-                    self.by_name[name] = Timers(*arguments)
+        self.by_name = bind_all(codec, self.cursor)
 
     def seen(self) -> dict[str, Any]:
-        shown: dict[str, Any] = {}
-        for name, state in self.by_name.items():
-            if isinstance(state, Timers):
-                shown[name] = state.times()
-            elif isinstance(state, MapState):
-                shown[name] = dict(state.iterator())
-            elif isinstance(state, ListState):
-                shown[name] = list(state.get())
-            else:
-                shown[name] = state.get()
-        return shown
+        values = {name: content(state) for name, state in self.by_name.items()}
+        return {
+            # The order of the entries of a map may differ.
+            name: dict(value) if isinstance(self.by_name[name], MapState) else value
+            for name, value in values.items()
+        }
 
     def change(self, rng: random.Random) -> None:
         state = rng.choice(list(self.by_name.values()))
@@ -186,14 +140,7 @@ class World:
     def __post_init__(self) -> None:
         self.codec = OperatorCodec(self.schema)
         self.ids = SimulatedIds(self.rng)
-        uploader = StateChangeFsUploader(self.store, paths=PATHS, ids=self.ids)
-        self.storage = FsStateChangelogStorage(
-            self.store,
-            job_id="",
-            scheduler=DirectStateChangeUploadScheduler(
-                InlineStateChangeUploader(1 << 20, uploader, ids=self.ids)
-            ),
-        )
+        self.storage = direct_storage(self.store, self.ids)
         self.workers = [self.worker() for _ in range(2)]
 
     def evolve(self) -> None:
@@ -224,15 +171,9 @@ class World:
             return
         base = self.newest
         materialized = live_snapshots((*(base.materialized if base else ()), *snapshots), GROUPS)
-        self.newest = CompletedCheckpoint(
-            checkpoint_id=checkpoint_id,
-            parent_id=None,
-            created_at_ms=0,
-            epoch=1,
-            owner_id="",
-            max_parallelism=GROUPS,
-            materialized=materialized,
-            log=live_log((*(base.log if base else ()), *log), materialized, GROUPS),
+        log = live_log((*(base.log if base else ()), *log), materialized, GROUPS)
+        self.newest = record_of(
+            log, materialized, checkpoint_id=checkpoint_id, max_parallelism=GROUPS
         )
         self.history.append(self.newest)
 
@@ -353,7 +294,7 @@ class World:
                 key = key_of(number)
                 keys.setdefault(key_group_of(key, self.schema.key_schema, GROUPS), []).append(key)
             columnar.prepare(keys)
-            shown = []
+            values = []
             for state in pair:
                 objects = StateObjects(self.codec, now)
                 seen = {}
@@ -363,8 +304,8 @@ class World:
                     for key in members:
                         objects.cursor.key = key
                         seen[key] = objects.seen()
-                shown.append(seen)
-            assert shown[0] == shown[1]
+                values.append(seen)
+            assert values[0] == values[1]
 
 
 def run(world: World, batches: int) -> None:
@@ -414,15 +355,8 @@ def replay_in_columns(wanted: bool) -> Iterator[None]:
 )
 @settings(max_examples=30, deadline=None)
 def test_columns_and_dict_tables_do_the_same(
-    tmp_path_factory: pytest.TempPathFactory,
-    seed: int,
-    growing: bool,
-    files: bool,
-    dict_rows: int,
-    recent: int,
-    in_columns: bool,
-    array_bytes: int,
-) -> None:
+    tmp_path_factory, seed, growing, files, dict_rows, recent, in_columns, array_bytes
+):
     folder = tmp_path_factory.mktemp("local")
     folder.chmod(0o700)
     limits = Tiny(64 << 20, dict_rows, recent)
@@ -432,7 +366,7 @@ def test_columns_and_dict_tables_do_the_same(
         run(world, 12)
 
 
-def test_keys_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_one_hash_are_told_apart(tmp_path, monkeypatch):
     real = RowLayout.hashes
     monkeypatch.setattr(RowLayout, "hashes", lambda self, columns: real(self, columns) & 1)
     tmp_path.chmod(0o700)
@@ -445,7 +379,7 @@ def test_keys_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mon
             run(world, 10)
 
 
-def test_a_new_worker_finds_the_files_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_new_worker_finds_the_files_of_an_earlier_one(tmp_path):
     tmp_path.chmod(0o700)
     limits = Tiny(64 << 20, 0)
     world = World(tmp_path, schema_of(growing=True), random.Random(5), limits)
@@ -464,7 +398,7 @@ def test_a_new_worker_finds_the_files_of_an_earlier_one(tmp_path: Path) -> None:
     assert world.local == GROUPS
 
 
-def test_files_of_other_hashes_are_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_other_hashes_are_unused(tmp_path, monkeypatch):
     tmp_path.chmod(0o700)
     world = World(tmp_path, schema_of(growing=True), random.Random(5), Tiny(64 << 20, 0))
     with monkeypatch.context() as earlier:
@@ -478,7 +412,7 @@ def test_files_of_other_hashes_are_unused(tmp_path: Path, monkeypatch: pytest.Mo
     assert world.local == 0
 
 
-def test_files_of_rolled_back_checkpoints_are_unused(tmp_path: Path) -> None:
+def test_files_of_rolled_back_checkpoints_are_unused(tmp_path):
     tmp_path.chmod(0o700)
     world = World(tmp_path, schema_of(growing=True), random.Random(6), Tiny(64 << 20, 0))
     world.workers = [world.worker()]
@@ -496,9 +430,7 @@ def test_files_of_rolled_back_checkpoints_are_unused(tmp_path: Path) -> None:
     world.check(6)
 
 
-def test_a_full_disk_costs_memory_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_costs_memory_only(tmp_path, monkeypatch, caplog):
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -511,7 +443,7 @@ def test_a_full_disk_costs_memory_only(
     assert list(tmp_path.rglob("*.run")) == []
 
 
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     layout = RowLayout(OperatorCodec(schema_of(growing=False)))
     with pytest.raises(PermissionError, match="private"):

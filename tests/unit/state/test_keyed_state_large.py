@@ -5,24 +5,18 @@ A block has four key groups with five keys of 100 bytes each.  The small limits 
 than a key group, and just more than a key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.changelogs import direct_storage
+from tests.support.locations.checkpoints import record_of
+from tests.support.locations.histories import Tiny
 
-from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.scheduler import (
-    DirectStateChangeUploadScheduler,
-    InlineStateChangeUploader,
-)
-from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.errors import CapacityError
 from statelog.extensions.columns.slots import ColumnState, Keys, SlotState, snapshot_of
 from statelog.format import arrow_limits
@@ -33,15 +27,15 @@ from statelog.runtime.clock import RandomIds
 from statelog.state.columnar.run_files import RunFiles
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import read_snapshot
-from statelog.state.heap import MemoryLimits
 from statelog.state.keyed_state import KeyedState
 from statelog.state.kinds import StateKind
 from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor
-from statelog.store import PATHS, open_store
+from statelog.store import open_store
 
 GROUPS = 8
 PER_GROUP = 5
 EVERY = KeyGroupRange(0, GROUPS - 1)
+TINY = Tiny(64 << 20, pending=3_000)
 LIMITS = {"a block": 1900, "a key group": 490, "a key": 110}
 KEY = pa.schema([("k", pa.int64())])
 SCHEMA = OperatorStateSchema(
@@ -55,19 +49,6 @@ SCHEMA = OperatorStateSchema(
 
 Texts = dict[int, str]
 """The state by key."""
-
-
-@dataclass(frozen=True)
-class Tiny(MemoryLimits):
-    """Limits under which all state goes into columns."""
-
-    @property
-    def recent_bytes(self) -> int:
-        return 0
-
-    @property
-    def pending_bytes(self) -> int:
-        return 3_000
 
 
 def text_of(key: int, version: int) -> str:
@@ -87,12 +68,7 @@ class Location:
     def __init__(self) -> None:
         self.codec = OperatorCodec(SCHEMA)
         self.store = open_store("memory:///")
-        ids = RandomIds()
-        uploader = StateChangeFsUploader(self.store, paths=PATHS, ids=ids)
-        inline = InlineStateChangeUploader(1 << 20, uploader, ids=ids)
-        self.storage = FsStateChangelogStorage(
-            self.store, job_id="", scheduler=DirectStateChangeUploadScheduler(inline)
-        )
+        self.storage = direct_storage(self.store, RandomIds())
         self.texts: Texts = {}
 
     def checkpoint(self, most_bytes: int, *, snapshot: bool) -> CompletedCheckpoint:
@@ -107,22 +83,13 @@ class Location:
             if version or not snapshot:
                 log.append(self._logged(overlays, version))
             else:
-                state.catch_up(EVERY, -1, (), lambda: None)  # type: ignore[arg-type, return-value]
+                state.catch_up(EVERY, -1, (), lambda: None)
                 with arrays_of(most_bytes):
                     data = state.snapshot(EVERY, overlays, -1)
                 self.store.put("taskowned/snapshot", data)
                 where = FileStateHandle("taskowned/snapshot", len(data), checksum([data]))
                 snapshots.append(MaterializedHandle(EVERY, version, where))
-        return CompletedCheckpoint(
-            checkpoint_id=1,
-            parent_id=None,
-            created_at_ms=0,
-            epoch=1,
-            owner_id="",
-            max_parallelism=GROUPS,
-            materialized=tuple(snapshots),
-            log=tuple(log),
-        )
+        return record_of(log, snapshots, checkpoint_id=1, max_parallelism=GROUPS)
 
     def _logged(self, overlays: dict[int, Any], checkpoint_id: int) -> Any:
         changes = self.codec.encode(overlays)
@@ -168,11 +135,11 @@ def workers(folder: Path) -> dict[str, tuple[Callable[[OperatorCodec], Any], Cal
 
     return {
         "objects": (KeyedState, read_keyed),
-        "columns": (lambda codec: KeyedState(codec, Tiny(64 << 20, 0)), read_keyed),
-        "files": (lambda codec: KeyedState(codec, Tiny(64 << 20, 0), files), read_keyed),
+        "columns": (lambda codec: KeyedState(codec, TINY), read_keyed),
+        "files": (lambda codec: KeyedState(codec, TINY, files), read_keyed),
         "slots": (SlotState, read_slots),
-        "cold slots": (lambda codec: SlotState(codec, Tiny(64 << 20)), read_slots),
-        "slots in files": (lambda codec: SlotState(codec, Tiny(64 << 20), files), read_slots),
+        "cold slots": (lambda codec: SlotState(codec, TINY), read_slots),
+        "slots in files": (lambda codec: SlotState(codec, TINY, files), read_slots),
     }
 
 
@@ -181,9 +148,7 @@ def workers(folder: Path) -> dict[str, tuple[Callable[[OperatorCodec], Any], Cal
 )
 @pytest.mark.parametrize("snapshot", [True, False], ids=["snapshot", "log"])
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
-def test_any_number_of_tasks_reads_what_was_committed(
-    limit: int, snapshot: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_tasks_reads_what_was_committed(limit, snapshot, kind, tmp_path, monkeypatch):
     monkeypatch.setattr("statelog.state.replay._COLUMNAR_RESTORE_BYTES", -1)
     location = Location()
     committed = location.checkpoint(limit, snapshot=snapshot)
@@ -208,7 +173,7 @@ def test_any_number_of_tasks_reads_what_was_committed(
             }
 
 
-def test_the_error_of_changes_names_the_variable_and_the_setting() -> None:
+def test_the_error_of_changes_names_the_variable_and_the_setting():
     codec = OperatorCodec(SCHEMA)
     overlays = {0: [{(key,): (text_of(key, 0),) for key in range(20)}, {}]}
     with (
@@ -223,7 +188,7 @@ def test_the_error_of_changes_names_the_variable_and_the_setting() -> None:
         codec.encode(overlays)
 
 
-def test_changes_of_columns_name_the_variable_and_the_setting() -> None:
+def test_changes_of_columns_name_the_variable_and_the_setting():
     state = SlotState(OperatorCodec(SCHEMA))
     none = np.zeros(20, np.int64)
     keys = Keys(KEY, [pa.array(range(20), pa.int64())], np.zeros(20, np.int32), none, none)
@@ -238,12 +203,12 @@ def test_changes_of_columns_name_the_variable_and_the_setting() -> None:
         state.table.changes()
 
 
-def test_a_key_that_one_array_cannot_hold_names_the_variable_in_a_snapshot() -> None:
+def test_a_key_that_one_array_cannot_hold_names_the_variable_in_a_snapshot():
     listed = OperatorStateSchema(
         "op", KEY, (StateDescriptor("list", StateKind.LIST, pa.schema([("s", pa.string())])),)
     )
     state = KeyedState(OperatorCodec(listed))
-    state.catch_up(KeyGroupRange(0, 0), -1, (), lambda: None)  # type: ignore[arg-type, return-value]
-    state.groups[0].tables[0][(1,)] = [(text_of(at, 0),) for at in range(5)]
+    state.catch_up(KeyGroupRange(0, 0), -1, (), lambda: None)
+    state.groups[0].tables[0][(1,)] = [(text_of(index, 0),) for index in range(5)]
     with arrays_of(490), pytest.raises(CapacityError, match="state 'list', field 's'"):
         state.snapshot(KeyGroupRange(0, 0), {}, -1)

@@ -1,7 +1,5 @@
 """Reducing and aggregating state gather values as plain Python would."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +43,7 @@ def value_state(names: str, ttl_ms: int | None = None) -> tuple[Any, objects.Cur
 
 
 @given(st.lists(st.lists(st.integers(-5, 5)), max_size=4))
-def test_the_result_does_not_depend_on_the_batches(batches: list[list[int]]) -> None:
+def test_the_result_does_not_depend_on_the_batches(batches):
     value, cursor, group = value_state("n")
     reducing = ReducingState(value, lambda first, second: (max(first[0], second[0]),))
     accumulator, other, accumulators = value_state("sn")
@@ -54,9 +52,9 @@ def test_the_result_does_not_depend_on_the_batches(batches: list[list[int]]) -> 
         for number in batch:
             reducing.add((number,))
             aggregating.add(number)
-        for one, tables in ((cursor, group), (other, accumulators)):
-            tables.fold(one.overlay)
-            one.enter(tables, [{}])
+        for a_cursor, tables in ((cursor, group), (other, accumulators)):
+            tables.fold(a_cursor.overlay)
+            a_cursor.enter(tables, [{}])
     numbers = [number for batch in batches for number in batch]
     assert ((max(numbers),) if numbers else None) == reducing.get()
     assert (sum(numbers) / len(numbers) if numbers else None) == aggregating.get()
@@ -67,7 +65,7 @@ def test_the_result_does_not_depend_on_the_batches(batches: list[list[int]]) -> 
     assert aggregating.get() is None
 
 
-def test_accumulators_are_merged() -> None:
+def test_accumulators_are_merged():
     state = AggregatingState(value_state("sn")[0], Mean())
     assert state.accumulator() is None
     state.merge((10, 2))
@@ -76,7 +74,7 @@ def test_accumulators_are_merged() -> None:
     assert 5.0 == state.get()
 
 
-def test_the_time_to_live_begins_with_the_last_value() -> None:
+def test_the_time_to_live_begins_with_the_last_value():
     value, cursor, _ = value_state("n", ttl_ms=10)
     state = ReducingState(value, lambda first, second: (first[0] + second[0],))
     state.add((1,))
@@ -90,10 +88,10 @@ def test_the_time_to_live_begins_with_the_last_value() -> None:
     assert (4,) == state.get()
 
 
-def test_a_value_that_does_not_fit_changes_nothing() -> None:
-    state = ReducingState(value_state("n")[0], lambda first, second: None)  # type: ignore
+def test_a_value_that_does_not_fit_changes_nothing():
+    state = ReducingState(value_state("n")[0], lambda first, second: None)
     with pytest.raises(UsageError, match="None"):
-        state.add(None)  # type: ignore[arg-type]
+        state.add(None)
     state.add((1,))
     with pytest.raises(UsageError, match="not None"):
         state.add((2,))

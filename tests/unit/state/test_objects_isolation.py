@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.state_objects import bind
 
 from statelog.errors import UsageError
 from statelog.state import objects
@@ -27,14 +28,9 @@ def state_of(
     cursor = objects.Cursor(now_ms=0)
     group = KeyGroupState(codec.kinds)
     overlay: list[Any] = [{}]
-    state = codec.states[0]
-    prefix = "Expiring" if ttl_ms else ""
-    maker = getattr(objects, f"{prefix}{kind.value.capitalize()}State")
-    arguments = [state.value] if state.user_key is None else [state.value, state.user_key]
-    made = maker(cursor, 0, *arguments, ttl_ms)
     cursor.key = (1,)
     cursor.enter(group, overlay)
-    return made, group, overlay
+    return bind(codec, cursor, 0), group, overlay
 
 
 def spoil(value: Any) -> None:
@@ -43,7 +39,7 @@ def spoil(value: Any) -> None:
 
 
 @pytest.mark.parametrize("ttl_ms", [None, 1000])
-def test_changing_a_value_that_was_read_does_not_change_the_state(ttl_ms: int | None) -> None:
+def test_changing_a_value_that_was_read_does_not_change_the_state(ttl_ms):
     state, group, overlay = state_of(StateKind.VALUE, NESTED, ttl_ms=ttl_ms)
     state.update(VALUE)
     spoil(state.get())
@@ -55,7 +51,7 @@ def test_changing_a_value_that_was_read_does_not_change_the_state(ttl_ms: int | 
 
 
 @pytest.mark.parametrize("ttl_ms", [None, 1000])
-def test_changing_elements_that_were_read_does_not_change_the_list(ttl_ms: int | None) -> None:
+def test_changing_elements_that_were_read_does_not_change_the_list(ttl_ms):
     state, group, overlay = state_of(StateKind.LIST, NESTED, ttl_ms=ttl_ms)
     state.put([VALUE])
     group.fold(overlay)
@@ -67,7 +63,7 @@ def test_changing_elements_that_were_read_does_not_change_the_list(ttl_ms: int |
 
 
 @pytest.mark.parametrize("ttl_ms", [None, 1000])
-def test_changing_entries_that_were_read_does_not_change_the_map(ttl_ms: int | None) -> None:
+def test_changing_entries_that_were_read_does_not_change_the_map(ttl_ms):
     user_key = pa.schema([("n", pa.int64())])
     state, group, overlay = state_of(StateKind.MAP, NESTED, user_key, ttl_ms)
     state.put((1,), VALUE)
@@ -81,20 +77,18 @@ def test_changing_entries_that_were_read_does_not_change_the_map(ttl_ms: int | N
     assert state.get((1,)) == VALUE
 
 
-def test_a_decimal_has_the_digits_of_its_type_at_once() -> None:
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [("7", "7.00"), ("1.005", "1.01"), ("-1.005", "-1.01"), ("1E+2", "100.00")],
+)
+def test_a_decimal_has_the_digits_of_its_type_at_once(number, expected):
     state, _, _ = state_of(StateKind.VALUE, pa.schema([("amount", pa.decimal128(5, 2))]))
-    for given, expected in [
-        ("7", "7.00"),
-        ("1.005", "1.01"),
-        ("-1.005", "-1.01"),
-        ("1E+2", "100.00"),
-    ]:
-        state.update((decimal.Decimal(given),))
-        assert expected == str(state.get()[0])
+    state.update((decimal.Decimal(number),))
+    assert expected == str(state.get()[0])
 
 
 @pytest.mark.parametrize("amount", ["1000", "-999.995", "NaN", "Infinity"])
-def test_a_decimal_that_is_too_large_is_refused(amount: str) -> None:
+def test_a_decimal_that_is_too_large_is_refused(amount):
     state, _, _ = state_of(StateKind.VALUE, pa.schema([("amount", pa.decimal128(5, 2))]))
     state.update((decimal.Decimal(1),))
     with pytest.raises(UsageError, match=r"'s'.*'amount'.*decimal128"):
@@ -102,7 +96,7 @@ def test_a_decimal_that_is_too_large_is_refused(amount: str) -> None:
     assert "1.00" == str(state.get()[0])
 
 
-def test_times_of_day_and_zones_do_not_matter_for_a_local_timestamp() -> None:
+def test_times_of_day_and_zones_do_not_matter_for_a_local_timestamp():
     state, _, _ = state_of(StateKind.VALUE, pa.schema([("at", pa.timestamp("us", "UTC"))]))
     moment = dt.datetime(2011, 12, 9, 12, 50, tzinfo=dt.timezone(dt.timedelta(hours=-5)))
     state.update((moment,))

@@ -36,9 +36,7 @@ def histories(
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_a_worker_has_what_was_committed(
-    mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_has_what_was_committed(mode, tmp_path, monkeypatch):
     seen = histories(range(SEEDS), mode, tmp_path, monkeypatch)
     assert min(seen.values()) >= SEEDS, f"the histories are about too little: {seen}"
 
@@ -46,7 +44,7 @@ def test_a_worker_has_what_was_committed(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_a_campaign_holds(mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_campaign_holds(mode, tmp_path, monkeypatch):
     histories(range(1000, 1000 + CAMPAIGN), mode, tmp_path, monkeypatch)
 
 
@@ -56,7 +54,7 @@ def replay_in_columns(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_COLUMNAR_RESTORE_BYTES", size)
 
 
-def test_the_oracle_folds_by_hand() -> None:
+def test_the_oracle_folds_by_hand():
     """Its answers for one line and a branch, written out."""
     oracle = Oracle()
     first: list[Change] = [(1, "list", "append", 5), (1, "value", "update", 7)]

@@ -1,7 +1,5 @@
 """What may change in a state schema between two runs, and what may not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyarrow as pa
@@ -35,12 +33,12 @@ def with_field(kind: pa.DataType, nullable: bool = True) -> OperatorStateSchema:
     return of(replace(TOTAL, value_schema=pa.schema([pa.field("f", kind, nullable)])))
 
 
-def test_the_same_schema_stays_the_same_generation() -> None:
+def test_the_same_schema_stays_the_same_generation():
     assert evolve(STORED, STORED, now_ms=NOW) is STORED
     assert evolve(STORED, of(SEEN), now_ms=NOW) is STORED  # what is not asked for is kept
 
 
-def test_variables_keep_their_ids_and_new_ones_come_behind() -> None:
+def test_variables_keep_their_ids_and_new_ones_are_added_at_the_end():
     extra = replace(TOTAL, name="extra")
     evolved = evolve(STORED, of(extra, SEEN), now_ms=NOW)
     assert ["total", "seen", "extra"] == [state.name for state in evolved.states]
@@ -82,7 +80,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("old", "new"), WIDENED, ids=str)
-def test_a_type_may_be_widened(old: pa.DataType, new: pa.DataType) -> None:
+def test_a_type_may_be_widened(old, new):
     evolved = evolve(with_field(old), with_field(new), now_ms=NOW)
     assert new == evolved.states[0].value_schema.field("f").type
     with pytest.raises(CheckpointError, match="'f'"):
@@ -90,7 +88,7 @@ def test_a_type_may_be_widened(old: pa.DataType, new: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "reason"), REFUSED, ids=str)
-def test_a_loss_of_digits_is_refused(old: pa.DataType, new: pa.DataType, reason: str) -> None:
+def test_a_loss_of_digits_is_refused(old, new, reason):
     with pytest.raises(CheckpointError, match=reason) as caught:
         evolve(with_field(old), with_field(new), now_ms=NOW)
     assert "state 'total': field 'f'" in str(caught.value)
@@ -109,12 +107,12 @@ def test_a_loss_of_digits_is_refused(old: pa.DataType, new: pa.DataType, reason:
         (of(replace(SEEN, user_key_schema=pa.schema([("id", pa.int64())]))), "'seen' has the map"),
     ],
 )
-def test_what_does_not_fit_is_refused(wanted: OperatorStateSchema, reason: str) -> None:
+def test_what_does_not_fit_is_refused(wanted, reason):
     with pytest.raises(CheckpointError, match=reason):
         evolve(STORED, wanted, now_ms=NOW)
 
 
-def test_a_field_may_become_not_null_and_nullable() -> None:
+def test_a_field_may_become_not_null_and_nullable():
     nullable, required = with_field(pa.int64()), with_field(pa.int64(), nullable=False)
     for before, after in ((nullable, required), (required, nullable)):
         evolved = evolve(before, after, now_ms=NOW)
@@ -132,7 +130,7 @@ def inside(nullable: bool) -> list[pa.DataType]:
 
 @pytest.mark.parametrize("at", range(3))
 @pytest.mark.parametrize("stored", [True, False])
-def test_nullability_is_no_part_of_a_key(at: int, stored: bool) -> None:
+def test_nullability_is_no_part_of_a_key(at, stored):
     schemas = []
     for nullable in (stored, not stored):
         kind = inside(nullable)[at]
@@ -145,7 +143,7 @@ def test_nullability_is_no_part_of_a_key(at: int, stored: bool) -> None:
     assert schemas[1].states[0].user_key_schema == evolved.states[0].user_key_schema
 
 
-def test_keys_may_be_renamed() -> None:
+def test_keys_may_be_renamed():
     wanted = replace(
         of(replace(SEEN, user_key_schema=pa.schema([("ident", pa.string())]))),
         key_schema=pa.schema([("customer", pa.string())]),
@@ -157,7 +155,7 @@ def test_keys_may_be_renamed() -> None:
 
 
 @pytest.mark.parametrize("names", [("second", "first"), ("second", "third"), ("other", "first")])
-def test_columns_of_a_key_do_not_change_places(names: tuple[str, str]) -> None:
+def test_columns_of_a_key_do_not_change_places(names):
     """They are matched by their places: another order would exchange their values."""
     before = pa.schema([("first", pa.string()), ("second", pa.string())])
     after = pa.schema([(name, pa.string()) for name in names])
@@ -170,7 +168,7 @@ def test_columns_of_a_key_do_not_change_places(names: tuple[str, str]) -> None:
         evolve(stored, declared, now_ms=NOW)
 
 
-def test_what_a_processor_no_longer_declares_is_named_at_every_depth() -> None:
+def test_what_a_processor_no_longer_declares_is_named_at_every_depth():
     def nested(*names: str) -> pa.DataType:
         return pa.struct([(name, pa.int64()) for name in names])
 
@@ -195,7 +193,7 @@ def test_what_a_processor_no_longer_declares_is_named_at_every_depth() -> None:
     assert [f"total.{name}" for name in fields().names] == undeclared(stored, plain)
 
 
-def test_deleted_and_dropped_fields_are_not_named() -> None:
+def test_deleted_and_dropped_fields_are_not_named():
     assert ["total"] == undeclared(STORED, of(SEEN))
     assert [] == undeclared(STORED, of(SEEN, deleted=("total",)))
     dropped = evolve(STORED, of(SEEN), now_ms=NOW, drop=["total", "total.n"])
@@ -203,7 +201,7 @@ def test_deleted_and_dropped_fields_are_not_named() -> None:
     assert [] == undeclared(dropped, of(SEEN))
 
 
-def test_a_field_that_comes_back_is_another_field() -> None:
+def test_a_field_that_comes_back_is_another_field():
     both = replace(TOTAL, value_schema=pa.schema([("sum", pa.float64()), ("n", pa.string())]))
     again = replace(TOTAL, value_schema=pa.schema([("n", pa.int64()), ("sum", pa.float64())]))
     first = evolve(of(both), of(TOTAL), now_ms=NOW)
@@ -213,7 +211,7 @@ def test_a_field_that_comes_back_is_another_field() -> None:
     assert {"n": 2, "sum": 0} == {field.name: field_since(field) for field in schema}
 
 
-def test_a_deleted_variable_leaves_its_id_and_comes_back_as_another() -> None:
+def test_a_deleted_variable_leaves_its_id_and_comes_back_as_another():
     deleted = evolve(STORED, of(SEEN, deleted=("total", "unknown")), now_ms=NOW)
     assert [True, False] == [state.dropped for state in deleted.states]
     assert deleted is evolve(deleted, of(SEEN, deleted=("total", "unknown")), now_ms=NOW)
@@ -221,7 +219,7 @@ def test_a_deleted_variable_leaves_its_id_and_comes_back_as_another() -> None:
     assert (2, 2) == (back.state_id("total"), back.states[2].since)
 
 
-def test_a_variable_may_be_deleted_and_made_anew_at_once() -> None:
+def test_a_variable_may_be_deleted_and_made_anew_at_once():
     anew = replace(TOTAL, kind=StateKind.LIST)
     evolved = evolve(STORED, of(anew, SEEN, deleted=("total",)), now_ms=NOW)
     assert [True, False, False] == [state.dropped for state in evolved.states]
@@ -229,7 +227,7 @@ def test_a_variable_may_be_deleted_and_made_anew_at_once() -> None:
     assert same is STORED  # the tasks empty it
 
 
-def test_a_time_to_live_may_come_change_and_go() -> None:
+def test_a_time_to_live_may_be_added_changed_and_removed():
     lived = evolve(STORED, of(replace(TOTAL, ttl_ms=50)), now_ms=NOW)
     assert (TtlChange(1, True, NOW + 50),) == lived.states[0].ttl_changes
     longer = evolve(lived, of(replace(TOTAL, ttl_ms=70)), now_ms=NOW + 1)

@@ -1,4 +1,4 @@
-"""Schedulers and uploaders, beyond what the hazards ask."""
+"""How schedulers hold tasks back, and what uploaders store."""
 
 import math
 import threading
@@ -10,7 +10,9 @@ from tests.support.changelogs import (
     ALL,
     GatedStore,
     ScriptedStore,
+    appended,
     handle_of,
+    persisted,
     values_of,
     wait_until,
 )
@@ -46,7 +48,7 @@ def gated(
     )
 
 
-def test_waiting_ends_with_room() -> None:
+def test_waiting_ends_with_room():
     store, scheduler = gated(100)
     first, second = task(100)[0], task(80, sqn=1)[0]
     scheduler.upload(first)
@@ -65,7 +67,7 @@ def test_waiting_ends_with_room() -> None:
     scheduler.close()
 
 
-def test_a_callback_of_the_availability_may_upload_a_task_of_any_size() -> None:
+def test_a_callback_of_the_availability_may_upload_a_task_of_any_size():
     store, scheduler = gated(1000, timeout_s=0.0)
     scheduler.upload(task(1000)[0])
     late, ended = task(5000, sqn=1)
@@ -76,18 +78,18 @@ def test_a_callback_of_the_availability_may_upload_a_task_of_any_size() -> None:
     scheduler.close()
 
 
-def test_waiting_ends_with_a_time_out() -> None:
+def test_waiting_ends_with_a_time_out():
     store, scheduler = gated(100, timeout_s=0.02)
     scheduler.upload(task(100)[0])
     late, ended = task(80)
     with pytest.raises(cl.BackpressureTimeoutError, match="no upload capacity for 80 bytes"):
         scheduler.upload(late)
-    assert [cl.BackpressureTimeoutError] == [type(each) for each in ended]
+    assert [cl.BackpressureTimeoutError] == [type(error) for error in ended]
     store.gate.set()
     scheduler.close()
 
 
-def test_waiting_ends_with_the_close() -> None:
+def test_waiting_ends_with_the_close():
     store, scheduler = gated(100)
     scheduler.upload(task(100)[0])
     raised: list[BaseException] = []
@@ -105,11 +107,11 @@ def test_waiting_ends_with_the_close() -> None:
     scheduler.close()
     waiter.join(60)
     assert (1, 1) == (len(raised), len(ended))
-    assert scheduler.availability.is_available, "nobody waits at a closed scheduler"
+    assert scheduler.availability.is_available, "no thread waits at a closed scheduler"
     store.gate.set()
 
 
-def test_many_threads_exceed_the_limit_by_less_than_a_task() -> None:
+def test_many_threads_exceed_the_limit_by_less_than_a_task():
     store, runtime = ScriptedStore(), system_runtime()
     scheduler = cl.BatchingStateChangeUploadScheduler(
         cl.StateChangeFsUploader(store, paths=PATHS, ids=runtime.ids),
@@ -122,9 +124,9 @@ def test_many_threads_exceed_the_limit_by_less_than_a_task() -> None:
 
     def work(log_id: int) -> None:
         for sqn in range(50):
-            each, ended = task(300, log_id, sqn)
+            offered, ended = task(300, log_id, sqn)
             ends.append(ended)
-            scheduler.upload(each)
+            scheduler.upload(offered)
             peaks.append(scheduler.in_flight_bytes)
 
     threads = [threading.Thread(target=work, args=[log_id]) for log_id in range(8)]
@@ -140,9 +142,9 @@ def test_many_threads_exceed_the_limit_by_less_than_a_task() -> None:
     scheduler.close()
 
 
-def test_a_task_ends_once_and_counts_all_its_sets() -> None:
-    one, ended = task(3)
-    both = cl.UploadTask(one.change_sets * 2, ended.append, lambda *_: None)
+def test_a_task_ends_once_and_counts_all_its_sets():
+    single, ended = task(3)
+    both = cl.UploadTask(single.change_sets * 2, ended.append, lambda *_: None)
     assert 6 == both.size_bytes
     both.complete([])
     both.complete([])
@@ -151,21 +153,18 @@ def test_a_task_ends_once_and_counts_all_its_sets() -> None:
     assert both.finished
 
 
-def test_the_direct_scheduler_starts_no_thread_and_fails_the_task() -> None:
+def test_the_direct_scheduler_starts_no_thread_and_fails_the_task():
     store = ScriptedStore()
-    ids = RandomIds()
     before = threading.active_count()
     scheduler = cl.DirectStateChangeUploadScheduler(
-        cl.StateChangeFsUploader(store, paths=PATHS, ids=ids)
+        cl.StateChangeFsUploader(store, paths=PATHS, ids=RandomIds())
     )
     with cl.FsStateChangelogStorage(store, job_id="", scheduler=scheduler) as storage:
-        writer = storage.create_writer("operator", ALL)
-        writer.append(1, b"value")
+        writer = appended(storage, b"value")
         store.put_errors = [OSError("no")]
         with pytest.raises(cl.UploadFailedError):
-            writer.persist(cl.SequenceNumber(0)).result(0)
-        handle = handle_of(writer.persist(cl.SequenceNumber(0)).result(0))
-        assert [b"value"] == values_of(storage.read(handle))
+            writer.persist(0).result(0)
+        assert [b"value"] == values_of(storage.read(handle_of(writer.persist(0).result(0))))
         assert scheduler.availability.is_available
         assert before == threading.active_count()
     with pytest.raises(sl.ClosedError):
@@ -174,15 +173,15 @@ def test_the_direct_scheduler_starts_no_thread_and_fails_the_task() -> None:
 
 
 @pytest.mark.parametrize(("threshold", "inline"), [(10_000, True), (60, False), (0, False)])
-def test_small_batches_stay_in_their_handles(threshold: int, inline: bool) -> None:
+def test_small_batches_stay_in_their_handles(threshold, inline):
     store, ids = ScriptedStore(), RandomIds()
     uploader = cl.InlineStateChangeUploader(
         threshold, cl.StateChangeFsUploader(store, paths=PATHS, ids=ids), ids=ids
     )
-    one, two = task(10, sqn=1)[0], task(20, log_id=2)[0]
-    result = uploader.upload([one, two])
+    tasks = [task(10, sqn=1)[0], task(20, log_id=2)[0]]
+    result = uploader.upload(tasks)
     assert inline == (not store.objects)
-    assert [one, two] == [entry.task for entry in result.tasks]
+    assert tasks == [entry.task for entry in result.tasks]
     for handle in result.handles:
         if inline:
             assert isinstance(handle, cl.ByteStreamStateHandle)
@@ -191,28 +190,26 @@ def test_small_batches_stay_in_their_handles(threshold: int, inline: bool) -> No
     uploader.close()
 
 
-def test_a_lone_set_of_a_plain_file_is_fetched_alone() -> None:
+def test_a_lone_set_of_a_plain_file_is_fetched_alone():
     store = ScriptedStore()
     with cl.FsStateChangelogStorage(store) as storage:
         writer = storage.create_writer("operator", ALL)
         for index in range(5):
             writer.append(index, b"x" * 1000)
             writer.next_sequence_number()
-        writer.persist(cl.SequenceNumber(0)).result(60)
-        tail = handle_of(writer.persist(cl.SequenceNumber(4)).result(60))
+        writer.persist(0).result(60)
+        tail = handle_of(writer.persist(4).result(60))
         assert [(4, b"x" * 1000)] == list(storage.read(tail))
     assert (1, 0) == (store.requests["get_range"], store.requests["get"])
 
 
-def test_a_missing_file_is_named() -> None:
+def test_a_missing_file_is_named():
     store = ScriptedStore()
     with cl.FsStateChangelogStorage(store) as storage:
-        writer = storage.create_writer("operator", ALL)
-        writer.append(1, b"x")
-        handle = handle_of(writer.persist(cl.SequenceNumber(0), 9).result(60))
+        handle = persisted(storage, b"x")
         (path,) = store.objects
         store.objects.clear()
         with pytest.raises(ObjectNotFoundError) as caught:
             list(storage.read(handle))
-    for fact in (path, handle.state_handle_id, "checkpoint 9", "scripted://"):
+    for fact in (path, handle.state_handle_id, "checkpoint 1", "scripted://"):
         assert fact in str(caught.value)

@@ -2,23 +2,19 @@
 
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore
 
 import statelog as sl
 from statelog import changelog as cl
 
 ONE_ATTEMPT = cl.RetryPolicy.fixed(max_attempts=1, timeout_s=None)
-Scheduler = Callable[[cl.StateChangeUploader], cl.StateChangeUploadScheduler]
-SCHEDULERS: dict[str, Scheduler] = {
+SCHEDULERS: dict[str, Callable[..., cl.StateChangeUploadScheduler]] = {
     "direct": cl.DirectStateChangeUploadScheduler,
-    "batching": lambda uploader: cl.BatchingStateChangeUploadScheduler(
-        uploader, policy=ONE_ATTEMPT
-    ),
+    "batching": partial(cl.BatchingStateChangeUploadScheduler, policy=ONE_ATTEMPT),
 }
 
 
@@ -38,9 +34,8 @@ class Raising:
         pass
 
 
-@contextmanager
-def task_end(scheduler: cl.StateChangeUploadScheduler) -> Iterator[list[BaseException]]:
-    """Upload a task with two sets and wait for its failure."""
+def failure_of(scheduler: cl.StateChangeUploadScheduler) -> BaseException:
+    """Upload a task with two sets, and return the error of the task."""
     errors: list[BaseException] = []
     ended = threading.Event()
 
@@ -51,43 +46,32 @@ def task_end(scheduler: cl.StateChangeUploadScheduler) -> Iterator[list[BaseExce
     sets = [cl.StateChangeSet.of(0, sqn, [(1, b"one")]) for sqn in (0, 1)]
     scheduler.upload(cl.UploadTask(sets, print, failed))
     assert ended.wait(60)
-    yield errors
-    scheduler.close()
+    (error,) = errors
+    return error
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize(
     "error", [OSError("disk"), sl.StoreError("s3"), ValueError("wrong"), sl.ClosedError("store")]
 )
-def test_a_failed_upload_has_one_class_and_its_cause(name: str, error: Exception) -> None:
-    with task_end(SCHEDULERS[name](Raising(error))) as (failure,):
-        assert type(failure) is cl.UploadFailedError
-        assert isinstance(failure, OSError)
-        assert error is failure.__cause__
-        text = f"upload of 2 change sets failed (attempt 1: {type(error).__name__}: {error}); "
-        assert str(failure).startswith(text)
+def test_a_failed_upload_has_one_class_and_its_cause(name, error):
+    with SCHEDULERS[name](Raising(error)) as scheduler:
+        failure = failure_of(scheduler)
+    assert type(failure) is cl.UploadFailedError
+    assert isinstance(failure, OSError)
+    assert error is failure.__cause__
+    text = f"upload of 2 change sets failed (attempt 1: {type(error).__name__}: {error}); "
+    assert str(failure).startswith(text)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_time_out_of_the_store_is_a_time_out(name: str) -> None:
+def test_a_time_out_of_the_store_is_a_time_out(name):
     error = TimeoutError("the server took too long")
-    with task_end(SCHEDULERS[name](Raising(error))) as (failure,):
-        assert type(failure) is cl.UploadTimeoutError
-        assert isinstance(failure, TimeoutError) and isinstance(failure, cl.UploadFailedError)
-        assert error is failure.__cause__
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_persist_fails_with_the_same_class(name: str) -> None:
-    store = ScriptedStore()
-    store.put_errors = [sl.StoreError("s3 is down")]
-    scheduler = SCHEDULERS[name](cl.StateChangeFsUploader(store))
-    with cl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
-        writer = storage.create_writer("op", ALL)
-        writer.append(1, b"one")
-        error = writer.persist(0).exception(60)
-        assert type(error) is cl.UploadFailedError
-        assert "s3 is down" in str(error) and isinstance(error.__cause__, sl.StoreError)
+    with SCHEDULERS[name](Raising(error)) as scheduler:
+        failure = failure_of(scheduler)
+    assert type(failure) is cl.UploadTimeoutError
+    assert isinstance(failure, TimeoutError) and isinstance(failure, cl.UploadFailedError)
+    assert error is failure.__cause__
 
 
 class Hanging(Raising):
@@ -107,22 +91,21 @@ class Hanging(Raising):
 
 
 @pytest.mark.parametrize("first", [None, OSError("reset")])
-def test_an_upload_whose_last_attempt_hangs_is_a_time_out(first: OSError | None) -> None:
+def test_an_upload_whose_last_attempt_hangs_is_a_time_out(first):
     uploader = Hanging(first)
-    scheduler = cl.BatchingStateChangeUploadScheduler(
-        uploader,
-        policy=cl.RetryPolicy.fixed(2, dt.timedelta(milliseconds=50), dt.timedelta(0)),
-        upload_threads=2,
-    )
-    with task_end(scheduler) as (failure,):
-        assert type(failure) is cl.UploadTimeoutError
-        assert type(failure.__cause__) is TimeoutError
-        assert "attempt 2 did not end within 0.05 s" == str(failure.__cause__)
-        assert first is failure.__cause__.__cause__
+    policy = cl.RetryPolicy.fixed(2, dt.timedelta(milliseconds=50), dt.timedelta(0))
+    with cl.BatchingStateChangeUploadScheduler(
+        uploader, policy=policy, upload_threads=2
+    ) as scheduler:
+        failure = failure_of(scheduler)
         uploader.end.set()
+    assert type(failure) is cl.UploadTimeoutError
+    assert type(failure.__cause__) is TimeoutError
+    assert "attempt 2 did not end within 0.05 s" == str(failure.__cause__)
+    assert first is failure.__cause__.__cause__
 
 
-def test_closed_is_no_os_error_so_that_no_retry_repeats_it() -> None:
+def test_closed_is_no_os_error_so_that_no_retry_repeats_it():
     for error in (sl.ClosedError, cl.WriterClosedError):
         assert not issubclass(error, OSError)
     for error in (cl.UploadFailedError, cl.BackpressureTimeoutError, sl.StoreError):
@@ -130,16 +113,16 @@ def test_closed_is_no_os_error_so_that_no_retry_repeats_it() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_closed_scheduler_fails_the_task_and_the_call(name: str) -> None:
+def test_a_closed_scheduler_fails_the_task_and_the_call(name):
     scheduler, errors = SCHEDULERS[name](Raising(OSError())), []
     scheduler.close()
     task = cl.UploadTask([], print, lambda _, error: errors.append(error))
     with pytest.raises(sl.ClosedError, match="create a new storage"):
         scheduler.upload(task)
-    assert [sl.ClosedError] == [type(each) for each in errors]
+    assert [sl.ClosedError] == [type(error) for error in errors]
 
 
-def test_a_scheduler_of_parts_has_as_many_threads_as_asked() -> None:
+def test_a_scheduler_of_parts_has_as_many_threads_as_asked():
     """Three uploads run at once only if there are three threads."""
     together = threading.Barrier(3)
 
@@ -168,7 +151,7 @@ def test_a_scheduler_of_parts_has_as_many_threads_as_asked() -> None:
     assert [error] * 3 == failures
 
 
-def test_an_uploader_without_a_discard_of_its_own_is_named() -> None:
+def test_an_uploader_without_a_discard_of_its_own_is_named():
     class Subclass(cl.StateChangeUploader):
         def upload(self, tasks: Sequence[cl.UploadTask]) -> cl.UploadTasksResult:
             raise OSError("no")

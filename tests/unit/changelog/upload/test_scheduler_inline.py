@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from tests.support.changelogs import ALL, ScriptedStore, handle_of, read_all
+from tests.support.changelogs import ALL, ScriptedStore, handle_of, values_of
 
 from statelog import changelog as cl
 from statelog.errors import ClosedError, StoreError, UsageError
@@ -27,33 +27,33 @@ def persisted(storage: cl.FsStateChangelogStorage, value: bytes) -> cl.Changelog
 
 
 def threads_of_statelog() -> set[str]:
-    return {each.name for each in threading.enumerate() if each.name.startswith("statelog")}
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("statelog")}
 
 
-def test_small_changes_start_no_thread_and_send_no_request() -> None:
+def test_small_changes_start_no_thread_and_send_no_request():
     store, before = ScriptedStore(), threads_of_statelog()
     with opened(store) as storage:
         handle = persisted(storage, SMALL)
-        assert [type(entry.handle) for entry in handle.handles_and_offsets] == [
+        assert {type(entry.handle) for entry in handle.handles_and_offsets} == {
             ByteStreamStateHandle
-        ]
-        assert [each.value for each in read_all(storage, handle)] == [SMALL]
+        }
+        assert values_of(storage.read(handle)) == [SMALL]
         assert threads_of_statelog() == before
         assert not store.requests
         assert storage.metrics.value("number_of_upload_requests") == 0
 
 
-def test_large_changes_are_retried_as_those_of_any_storage() -> None:
+def test_large_changes_are_retried_as_those_of_any_storage():
     store = ScriptedStore()
     store.put_errors = [StoreError("reset", path="")]
     with opened(store) as storage:
         handle = persisted(storage, LARGE)
-        assert [type(entry.handle) for entry in handle.handles_and_offsets] == [FileStateHandle]
-        assert [each.value for each in read_all(storage, handle)] == [LARGE]
+        assert {type(entry.handle) for entry in handle.handles_and_offsets} == {FileStateHandle}
+        assert values_of(storage.read(handle)) == [LARGE]
         assert storage.metrics.value("number_of_upload_requests") == 2
 
 
-def test_the_threshold_may_change_between_writers() -> None:
+def test_the_threshold_may_change_between_writers():
     with opened(ScriptedStore()) as storage:
         storage.inline_bytes = 0
         (entry,) = persisted(storage, SMALL).handles_and_offsets
@@ -65,14 +65,14 @@ def test_the_threshold_may_change_between_writers() -> None:
             storage.inline_bytes = -1
 
 
-def test_inline_handles_are_off_by_default() -> None:
+def test_inline_handles_are_off_by_default():
     with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         assert storage.inline_bytes == 0
         with pytest.raises(UsageError, match="inline_bytes"):
             storage.inline_bytes = 5
 
 
-def test_files_that_no_handle_names_are_deleted_at_the_close() -> None:
+def test_files_that_no_handle_names_are_deleted_at_the_close():
     store = ScriptedStore()
     options = load_options({"changelog.preemptive-persist-threshold": 2_000}, environ={})
     with cl.FsStateChangelogStorage.from_options(options, store, job_id="", inline_bytes=100) as it:
@@ -83,11 +83,10 @@ def test_files_that_no_handle_names_are_deleted_at_the_close() -> None:
         for _ in range(3):
             writer.append(1, LARGE)
         writer.next_sequence_number()
-    named = len(store.objects)
-    assert 1 <= named <= 3
+    assert 1 <= len(store.objects) <= 3
 
 
-def test_a_closed_storage_takes_no_small_changes_either() -> None:
+def test_a_closed_storage_takes_no_small_changes_either():
     storage = opened(ScriptedStore())
     scheduler = storage.scheduler
     storage.close()

@@ -29,34 +29,34 @@ def name() -> Iterator[object]:
     yield lambda: f"output/{next(numbers)}"
 
 
-def test_a_put_that_fails_is_tried_again_under_another_name(name: object) -> None:
+def test_a_put_that_fails_is_tried_again_under_another_name(name):
     store = ScriptedStore()
     store.put_errors, store.torn = [StoreError("reset", path=""), OSError("broken pipe")], True
     with opened(store) as storage:
-        path = storage.objects.put(name, [b"ab", b"c"])  # type: ignore[arg-type]
+        path = storage.objects.put(name, [b"ab", b"c"])
         assert store.objects == {path: b"abc"}, "what failed attempts wrote is deleted"
         assert path == "output/2"
         values = storage.metrics.snapshot()
         assert (values["number_of_upload_requests"], values["number_of_upload_failures"]) == (3, 2)
-        assert storage.metrics.value("total_attempts_per_upload").values == (3,)  # type: ignore[union-attr]
-        assert storage.metrics.value("upload_sizes").values == (3,)  # type: ignore[union-attr]
+        assert storage.metrics.value("total_attempts_per_upload").values == (3,)
+        assert storage.metrics.value("upload_sizes").values == (3,)
 
 
-def test_a_put_that_always_fails_names_object_and_attempts(name: object) -> None:
+def test_a_put_that_always_fails_names_object_and_attempts(name):
     store = ScriptedStore()
     store.put_errors = [StoreError(f"fault {n}", path="") for n in range(9)]
     with opened(store) as storage, pytest.raises(UploadFailedError) as raised:
-        storage.objects.put(name, b"abc")  # type: ignore[arg-type]
+        storage.objects.put(name, b"abc")
     for text in ("3 bytes", "scripted://", "attempt 4", "fault 3"):
         assert text in str(raised.value)
     assert isinstance(raised.value.__cause__, StoreError)
     assert store.requests["put"] == 4
 
 
-def test_a_put_that_hangs_is_overtaken_and_its_late_object_deleted(name: object) -> None:
+def test_a_put_that_hangs_is_overtaken_and_its_late_object_deleted(name):
     store = GatedStore()
     with opened(store, **{"changelog.upload.timeout": "20 ms"}) as storage:
-        path = storage.objects.put(name, b"abc")  # type: ignore[arg-type]
+        path = storage.objects.put(name, b"abc")
         assert set(store.objects) == {path}
         store.gate.set()
         wait_until(lambda: store.requests["delete"])
@@ -65,14 +65,14 @@ def test_a_put_that_hangs_is_overtaken_and_its_late_object_deleted(name: object)
         assert storage.metrics.value("number_of_discarded_uploads") == 1
 
 
-def test_a_close_ends_a_put_that_runs(name: object) -> None:
+def test_a_close_ends_a_put_that_runs(name):
     store = GatedStore()
     storage = opened(store)
     errors: list[BaseException] = []
 
     def put() -> None:
         try:
-            storage.objects.put(name, b"abc")  # type: ignore[arg-type]
+            storage.objects.put(name, b"abc")
         except BaseException as error:
             errors.append(error)
 
@@ -82,16 +82,16 @@ def test_a_close_ends_a_put_that_runs(name: object) -> None:
     storage.close()
     store.gate.set()
     thread.join(20)
-    assert [type(each) for each in errors] == [ClosedError]
+    assert [type(error) for error in errors] == [ClosedError]
     with pytest.raises(ClosedError):
-        storage.objects.put(name, b"abc")  # type: ignore[arg-type]
+        storage.objects.put(name, b"abc")
 
 
-def test_what_a_task_gives_up_is_deleted_and_what_it_hands_over_is_kept(name: object) -> None:
+def test_what_a_task_gives_up_is_deleted_and_what_it_hands_over_is_kept(name):
     store = ScriptedStore()
     with opened(store) as storage:
-        kept, lost = (storage.objects.put(name, b"abc") for _ in range(2))  # type: ignore[arg-type]
-        storage.objects.hand_over([kept])
-        storage.objects.give_up([lost])
-        storage.objects.give_up([kept])
-    assert set(store.objects) == {kept}
+        handed_over, given_up = (storage.objects.put(name, b"abc") for _ in range(2))
+        storage.objects.hand_over([handed_over])
+        storage.objects.give_up([given_up])
+        storage.objects.give_up([handed_over])
+    assert set(store.objects) == {handed_over}

@@ -6,9 +6,8 @@ some micro-batches.  The model carries its values over step by step, by name.  T
 its beginning, and from a snapshot of any generation on; both must show what the model has.
 """
 
-from __future__ import annotations
-
 import decimal
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.state_objects import bind_all, content
 
 from statelog.errors import CorruptionError, IncompatibleFormatError
 from statelog.model import METADATA_KEY_GROUP, KeyGroupRange
@@ -25,13 +25,14 @@ from statelog.state.encoding.deltas import migrated
 from statelog.state.encoding.snapshot_file import read_snapshot, write_snapshot
 from statelog.state.heap import CLOCK_STEP_MS, IncrementalExpiry, KeyGroupState
 from statelog.state.kinds import StateKind
-from statelog.state.schema import OperatorStateSchema, StateDescriptor, evolve
+from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor, evolve
 
 KEY = pa.schema([("k", pa.int64())])
 GROUPS = KeyGroupRange(0, 0)
 TTL_MS = CLOCK_STEP_MS
 STEP_MS = CLOCK_STEP_MS // 2
-KINDS = (StateKind.VALUE, StateKind.LIST, StateKind.MAP)
+KINDS = tuple(StateKind)
+TIMERS = KINDS.index(StateKind.TIMER)
 
 # Each step of a ladder holds all values of the one before.
 LADDERS: dict[str, list[pa.DataType]] = {
@@ -75,11 +76,11 @@ def widened(draw: Any, name: str, old: pa.DataType) -> pa.DataType:
 
 def successor(draw: Any, old: pa.Schema, depth: int = 0) -> pa.Schema:
     """Draw a schema that *old* may become: fields added, removed, moved, widened."""
-    wanted = draw(schemas(depth))
     fields = []
-    for one in wanted:
-        before = old.field(one.name).type if one.name in old.names else None
-        fields.append((one.name, one.type if before is None else widened(draw, one.name, before)))
+    for new in draw(schemas(depth)):
+        is_old = new.name in old.names
+        kind = widened(draw, new.name, old.field(new.name).type) if is_old else new.type
+        fields.append((new.name, kind))
     return pa.schema(fields)
 
 
@@ -87,7 +88,7 @@ def value_of(draw: Any, kind: pa.DataType) -> Any:
     if draw(st.integers(0, 4)) == 0:
         return None
     if pa.types.is_struct(kind):
-        return tuple(value_of(draw, one.type) for one in kind)
+        return tuple(value_of(draw, inner.type) for inner in kind)
     if pa.types.is_list(kind):
         return [value_of(draw, kind.value_type) for _ in range(draw(st.integers(0, 2)))]
     if pa.types.is_map(kind):
@@ -106,12 +107,10 @@ def carried(value: Any, old: pa.DataType, new: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_struct(new):
-        by_name = dict(zip([one.name for one in old], zip(value, old, strict=True), strict=True))
+        by_name = {inner.name: (part, inner.type) for part, inner in zip(value, old, strict=True)}
         return tuple(
-            carried(by_name[one.name][0], by_name[one.name][1].type, one.type)
-            if one.name in by_name
-            else None
-            for one in new
+            carried(*by_name[inner.name], inner.type) if inner.name in by_name else None
+            for inner in new
         )
     if pa.types.is_list(new):
         return [carried(part, old.value_type, new.value_type) for part in value]
@@ -126,21 +125,22 @@ class Model:
 
     def entries(self, kind: StateKind) -> list[tuple[Any, Any, list[Any]]]:
         """Return (cell's place, place in the cell, entry) of all entries of a kind."""
-        found = []
-        for at, cell in self.cells.items():
-            if at[0] is kind:
-                found += [(at, inner, entry) for inner, entry in cell.items()]
-        return found
+        return [
+            (place, inner, entry)
+            for place, cell in self.cells.items()
+            for inner, entry in cell.items()
+            if place[0] is kind
+        ]
 
     def evolve(self, old: StateDescriptor, new: StateDescriptor, now: int) -> None:
-        before, after = (pa.struct(list(one.value_schema)) for one in (old, new))
-        for at, inner, entry in self.entries(old.kind):
+        before, after = (pa.struct(list(state.value_schema)) for state in (old, new))
+        for place, inner, entry in self.entries(old.kind):
             entry[1] = carried(entry[1], before, after)
             if old.ttl_ms is None and new.ttl_ms is not None:
                 entry[0] = now + new.ttl_ms
             if old.ttl_ms is not None and new.ttl_ms is None:
                 if entry[0] <= now:
-                    del self.cells[at][inner]
+                    del self.cells[place][inner]
                 entry[0] = None
 
     def seen(self, kind: StateKind, key: int, now: int) -> Any:
@@ -151,58 +151,66 @@ class Model:
                 return live.get(0)
             case StateKind.LIST:
                 return list(live.values())
+            case StateKind.TIMER:
+                return tuple(sorted(live))
             case _:
                 return list(live.items())
 
 
 def bound(codec: OperatorCodec, cursor: objects.Cursor) -> dict[StateKind, Any]:
-    states = {}
-    for state_id, kind in enumerate(KINDS):
-        state = codec.states[state_id]
-        prefix = "Expiring" if state.expires else ""
-        maker = getattr(objects, f"{prefix}{kind.value.capitalize()}State")
-        codecs = [state.value] if state.user_key is None else [state.value, state.user_key]
-        states[kind] = maker(cursor, state_id, *codecs, state.descriptor.ttl_ms)
-    return states
+    return dict(zip(KINDS, bind_all(codec, cursor).values(), strict=True))
 
 
-def observed(state: Any, kind: StateKind) -> Any:
-    if kind is StateKind.VALUE:
-        return state.get()
-    return list(state.get()) if kind is StateKind.LIST else list(state.iterator())
-
-
-def check(codec: OperatorCodec, group: KeyGroupState, model: Model, now: int) -> None:
+def check(
+    codec: OperatorCodec, group: KeyGroupState, model: Model, now: int, overlay: Any = None
+) -> None:
+    """Check all that a processor can read; without an overlay also what the timers' index has."""
     cursor = objects.Cursor(now)
     states = bound(codec, cursor)
-    cursor.enter(group, [{} for _ in codec.states])
+    cursor.enter(group, [{} for _ in codec.states] if overlay is None else overlay)
     for key in range(3):
         cursor.key = (key,)
-        for kind in KINDS:
-            assert model.seen(kind, key, now) == observed(states[kind], kind), (kind, key)
+        for kind, state in states.items():
+            assert model.seen(kind, key, now) == content(state), (kind, key)
+    if overlay is not None:
+        return
+    timers = [(time, (key,)) for key in range(3) for time in model.seen(StateKind.TIMER, key, now)]
+    due = [timer for timer in timers if timer[0] <= 3]
+    assert sorted(due) == sorted(group.timers_due(TIMERS, 3))
+    for changed in ((), ((0,),), ((1,), (2,))):
+        others = [time for time, key in timers if key not in changed]
+        assert min(others, default=None) == group.first_timer(TIMERS, changed)
 
 
 def write(draw: Any, states: dict[StateKind, Any], model: Model, key: int, now: int) -> None:
-    """Do one random call on a state and on the model."""
+    """Do a random call on a state and on the model."""
     kind = draw(st.sampled_from(KINDS))
     state = states[kind]
     cell = model.cells.setdefault((kind, key), {})
+    if kind is StateKind.TIMER:
+        set_timer(draw, state, cell)
+        return
     if draw(st.integers(0, 4)) == 0:
         state.clear()
         cell.clear()
         return
-    value = tuple(value_of(draw, one.type) for one in state_schema(state))
+    value = tuple(value_of(draw, inner.type) for inner in state._normalize.__self__.schema)
     end = None if state._ttl_ms is None else now + state._ttl_ms
     match kind:
         case StateKind.VALUE:
             state.update(value)
             cell[0] = [end, value]
         case StateKind.LIST:
-            state.append(value)
-            cell[max(cell, default=0) + 1] = [end, value]
+            method = draw(st.sampled_from(["append", "append_all", "put"]))
+            values = [value] * (1 if method == "append" else draw(st.integers(0, 2)))
+            getattr(state, method)(value if method == "append" else values)
+            if method == "put":
+                cell.clear()
+            for element in values:
+                cell[max(cell, default=0) + 1] = [end, element]
         case _:
             user_key = (draw(st.sampled_from("pq")),)
-            cell.pop(user_key, None)
+            cell.pop(user_key, None)  # a map is read in the order of the last writes
             if draw(st.booleans()):
                 state.put(user_key, value)
                 cell[user_key] = [end, value]
@@ -210,8 +218,14 @@ def write(draw: Any, states: dict[StateKind, Any], model: Model, key: int, now: 
                 state.remove(user_key)
 
 
-def state_schema(state: Any) -> pa.Schema:
-    return state._normalize.__self__.schema
+def set_timer(draw: Any, timers: objects.Timers, cell: dict[int, Any]) -> None:
+    time = draw(st.integers(0, 5))
+    if draw(st.booleans()):
+        timers.register(time)
+        cell[time] = [None, None]
+    else:
+        timers.delete(time)
+        cell.pop(time, None)
 
 
 def replayed(codec: OperatorCodec, group: KeyGroupState, log: list[Any]) -> KeyGroupState:
@@ -230,53 +244,64 @@ def restored(codec: OperatorCodec, data: bytes) -> KeyGroupState:
     return group
 
 
+def all_ways(
+    codec: OperatorCodec, log: list[Any], snapshots: list[tuple[int, bytes]]
+) -> Iterator[KeyGroupState]:
+    """Yield the state that comes back from the whole log, and from each snapshot and its log."""
+    yield replayed(codec, KeyGroupState(codec.kinds), log)
+    for position, snapshot in snapshots:
+        yield replayed(codec, restored(codec, snapshot), log[position:])
+
+
+def first_schema(draw: Any) -> OperatorStateSchema:
+    states = []
+    for kind in KINDS:
+        if kind is StateKind.TIMER:
+            states.append(StateDescriptor(TIMERS_NAME, kind, pa.schema([])))
+        else:
+            user_key = pa.schema([("u", pa.string())]) if kind is StateKind.MAP else None
+            states.append(StateDescriptor(kind.value, kind, draw(schemas()), user_key))
+    return OperatorStateSchema("op", KEY, tuple(states))
+
+
+def next_state(draw: Any, old: StateDescriptor) -> StateDescriptor:
+    if old.kind is StateKind.TIMER:
+        return old
+    ttl_ms = draw(st.sampled_from([None, TTL_MS, 3 * TTL_MS]))
+    return replace(old, value_schema=successor(draw, old.value_schema), ttl_ms=ttl_ms)
+
+
 @given(st.data())
-@settings(max_examples=60, deadline=None)
-def test_old_data_reads_as_the_present_schema_on_every_way(data: st.DataObject) -> None:
+@settings(max_examples=100, deadline=None)
+def test_old_data_reads_as_the_present_schema_on_every_way(data):
     draw = data.draw
-    user_key = pa.schema([("u", pa.string())])
-    stored = OperatorStateSchema(
-        "op",
-        KEY,
-        tuple(
-            StateDescriptor(
-                kind.value, kind, draw(schemas()), user_key if kind is StateKind.MAP else None
-            )
-            for kind in KINDS
-        ),
-    )
+    stored = first_schema(draw)
     model, now = Model(), 0
     log: list[Any] = []
     snapshots: list[tuple[int, bytes]] = []
-    for generation in range(draw(st.integers(2, 4))):
+    for generation in range(draw(st.integers(1, 4))):
         if generation:
-            wanted = tuple(
-                replace(
-                    old,
-                    value_schema=successor(draw, old.value_schema),
-                    ttl_ms=draw(st.sampled_from([None, TTL_MS, 3 * TTL_MS])),
-                )
-                for old in stored.states
-            )
-            evolved = evolve(stored, replace(stored, states=wanted), now_ms=now)
+            states = tuple(next_state(draw, old) for old in stored.states)
+            evolved = evolve(stored, replace(stored, states=states), now_ms=now)
             for old, new in zip(stored.states, evolved.states, strict=True):
                 model.evolve(old, new, now)
             stored = evolved
         codec = OperatorCodec(OperatorStateSchema.from_json(stored.to_json()))
-        group = replayed(codec, KeyGroupState(codec.kinds), log)
-        for position, snapshot in snapshots:
-            check(codec, replayed(codec, restored(codec, snapshot), log[position:]), model, now)
+        group, *others = all_ways(codec, log, snapshots)
+        for other in others:
+            check(codec, other, model, now)
         expiry = IncrementalExpiry(codec.kinds, [state.ttl_ms for state in codec.schema.states])
         for _ in range(draw(st.integers(1, 3))):
             check(codec, group, model, now)
             cursor = objects.Cursor(now)
-            states = bound(codec, cursor)
+            bindings = bound(codec, cursor)
             overlay: list[Any] = [{} for _ in codec.states]
             cursor.enter(group, overlay)
-            for _ in range(draw(st.integers(0, 4))):
+            for _ in range(draw(st.integers(0, 6))):
                 key = draw(st.integers(0, 2))
                 cursor.key = (key,)
-                write(draw, states, model, key, now)
+                write(draw, bindings, model, key, now)
+            check(codec, group, model, now, overlay)
             changes = codec.encode({0: overlay})
             log.append(
                 (
@@ -284,13 +309,18 @@ def test_old_data_reads_as_the_present_schema_on_every_way(data: st.DataObject) 
                     [codec.metadata_change(), *changes.values.to_pylist()],
                 )
             )
+            snapshot_is_due = draw(st.sampled_from(["never", "before the fold", "after the fold"]))
+            if snapshot_is_due == "before the fold":
+                snapshot = write_snapshot(codec, {0: group}, {0: overlay}, GROUPS, now_ms=now)
+                snapshots.append((len(log), snapshot))
             group.fold(overlay)
-            if draw(st.booleans()):
+            if snapshot_is_due == "after the fold":
                 snapshot = write_snapshot(codec, {0: group}, {}, GROUPS, now_ms=now)
                 snapshots.append((len(log), snapshot))
             expiry.expire({0: group}, now)
             now += draw(st.sampled_from([1, STEP_MS]))
-        check(codec, group, model, now)
+        for state in (group, *all_ways(codec, log, snapshots)):
+            check(codec, state, model, now)
 
 
 STRUCT = pa.struct([("a", pa.int32()), ("b", pa.string())])
@@ -319,9 +349,7 @@ STRUCT = pa.struct([("a", pa.int32()), ("b", pa.string())])
         ),
     ],
 )
-def test_parts_of_columns_are_cast_too(
-    old: pa.DataType, new: pa.DataType, values: list[Any], expected: list[Any]
-) -> None:
+def test_parts_of_columns_are_cast_too(old, new, values, expected):
     whole = pa.array([None, *values, None], old)
     for column in (pa.array(values, old), whole.slice(1, len(values))):
         (cast,) = migrated([column], pa.schema([("f", old)]), pa.schema([("f", new)]))
@@ -337,7 +365,7 @@ NUMBER = StateDescriptor("s", StateKind.VALUE, pa.schema([("n", pa.int64())]))
 TEXT = StateDescriptor("s", StateKind.VALUE, pa.schema([("n", pa.string())]))
 
 
-def test_a_variable_made_anew_does_not_see_the_one_that_was_deleted() -> None:
+def test_a_variable_made_anew_does_not_see_the_one_that_was_deleted():
     first = codec_of(NUMBER)
     old = [{(1,): (5,)}]
     metadata = first.metadata_change()
@@ -360,7 +388,7 @@ def test_a_variable_made_anew_does_not_see_the_one_that_was_deleted() -> None:
     assert [{}, {(2,): ("x",)}] == restored(codec, written).tables
 
 
-def test_changes_without_a_schema_or_with_a_later_one_are_refused() -> None:
+def test_changes_without_a_schema_or_with_a_later_one_are_refused():
     codec = codec_of(NUMBER)
     change = codec.encode({0: [{(1,): (5,)}]}).values[0].as_py()
     with pytest.raises(CorruptionError, match="precedes the state schema"):
@@ -375,7 +403,7 @@ def test_changes_without_a_schema_or_with_a_later_one_are_refused() -> None:
         codec.decode([0], [b"\x09" + change[1:]])
 
 
-def test_a_snapshot_without_a_schema_is_no_snapshot() -> None:
+def test_a_snapshot_without_a_schema_is_no_snapshot():
     import pyarrow.parquet as pq
 
     codec = codec_of(NUMBER)

@@ -1,7 +1,6 @@
 """A snapshot is a plain Parquet file: DuckDB, which shares no code with the writer, reads it."""
 
 import datetime as dt
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -57,7 +56,7 @@ def data(codec: OperatorCodec) -> bytes:
     return write_snapshot(codec, groups, {2: overlay}, KeyGroupRange(1, 2), now_ms=NOW)
 
 
-def test_duckdb_reads_every_kind_of_state(data: bytes, tmp_path: Path) -> None:
+def test_duckdb_reads_every_kind_of_state(data, tmp_path):
     file = tmp_path / "snapshot.parquet"
     file.write_bytes(data)
     with duckdb.connect() as connection:
@@ -78,7 +77,7 @@ def test_duckdb_reads_every_kind_of_state(data: bytes, tmp_path: Path) -> None:
     assert (11.5,) == total
 
 
-def test_our_reader_agrees_for_any_key_groups(codec: OperatorCodec, data: bytes) -> None:
+def test_our_reader_agrees_for_any_key_groups(codec, data):
     tables = read_snapshot(codec, data, KeyGroupRange(0, 1))
     assert {
         1: [

@@ -1,7 +1,5 @@
 """A column that grows, against a list of Python values."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,29 +15,27 @@ TYPES = st.sampled_from([(pa.string(), TEXTS), (pa.list_(pa.int64()), LISTS)])
 
 
 @given(st.data(), TYPES, st.sampled_from([1, 40, 1 << 30]))
-def test_rows_are_found_by_number_and_kept(
-    data: st.DataObject, typed: tuple[pa.DataType, st.SearchStrategy[list[object]]], most_bytes: int
-) -> None:
+def test_rows_are_found_by_number_and_kept(data, typed, most_bytes):
     kind, values = typed
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry_heap, "_CHUNK_BYTES", most_bytes)
         column, model = ChunkedColumn(kind), []
-        for some in data.draw(st.lists(values, max_size=8)):
-            column.append(pa.array(some, kind))
-            model += some
+        for chunk in data.draw(st.lists(values, max_size=8)):
+            column.append(pa.array(chunk, kind))
+            model += chunk
         assert len(column) == len(model)
         assert pa.array(model, kind) == column.take(np.arange(len(model)))
         asked = data.draw(st.lists(st.integers(-2, len(model) - 1)))
-        wanted = pa.array([model[at] if at >= 0 else None for at in asked], kind)
-        assert wanted == column.take(np.array(asked, np.int64))
+        expected = pa.array([model[row] if row >= 0 else None for row in asked], kind)
+        assert expected == column.take(np.array(asked, np.int64))
         column.keep(np.array(asked, np.int64))
         assert len(column) == len(asked)
-        assert wanted == column.take(np.arange(len(asked)))
+        assert expected == column.take(np.arange(len(asked)))
         column.append(pa.array(model, kind))
         assert pa.array(model, kind) == column.take(len(asked) + np.arange(len(model)))
 
 
-def test_no_chunk_becomes_longer_than_a_column_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_chunk_becomes_longer_than_a_column_may_be(monkeypatch):
     monkeypatch.setattr(entry_heap, "_CHUNK_BYTES", 1000)
     column = ChunkedColumn(pa.string())
     for _ in range(50):
@@ -50,7 +46,7 @@ def test_no_chunk_becomes_longer_than_a_column_may_be(monkeypatch: pytest.Monkey
         column.keep(np.arange(150)[::-1])
 
 
-def test_many_small_batches_are_in_few_chunks() -> None:
+def test_many_small_batches_are_in_few_chunks():
     column = ChunkedColumn(pa.int64())
     for start in range(0, 5000, 10):
         column.append(pa.array(range(start, start + 10)))

@@ -5,7 +5,6 @@ import decimal
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,15 +22,13 @@ def schema(*types: pa.DataType) -> pa.Schema:
 
 
 @pytest.mark.parametrize(("columns", "expected", "key_group"), VECTORS, ids=lambda x: str(x)[:40])
-def test_a_key_has_the_hash_that_is_written_down(
-    columns: list[tuple[str, str]], expected: int, key_group: int
-) -> None:
+def test_a_key_has_the_hash_that_is_written_down(columns, expected, key_group):
     key, types = key_of(columns)
     assert expected == hash_of(key, types)
     assert key_group == key_group_of(key, types, 128)
 
 
-def test_the_document_holds_all_vectors_and_no_others() -> None:
+def test_the_document_holds_all_vectors_and_no_others():
     pattern = re.compile(r"^\| `(.+)` \| `(-?\d+)` \| (\d+) \|$", re.M)
     written = pattern.findall(DOCUMENT.read_text(encoding="utf-8"))
     expected = [
@@ -41,7 +38,7 @@ def test_the_document_holds_all_vectors_and_no_others() -> None:
     assert expected == written
 
 
-def test_every_documented_type_has_a_vector() -> None:
+def test_every_documented_type_has_a_vector():
     assert set(TYPES) == {kind for columns, _, _ in VECTORS for kind, _ in columns}
 
 
@@ -54,17 +51,17 @@ def test_every_documented_type_has_a_vector() -> None:
         (b"Nobody inspects the spammish repetition", 0, 0xFBCEA83C8A378BF1),
     ],
 )
-def test_bytes_hash_as_the_reference_says(data: bytes, seed: int, expected: int) -> None:
+def test_bytes_hash_as_the_reference_says(data, seed, expected):
     assert expected == xxhash64_bytes(data, seed)
 
 
-def test_both_zeros_and_all_nans_are_the_same_key() -> None:
+def test_both_zeros_and_all_nans_are_the_same_key():
     for kind in (pa.float32(), pa.float64()):
         assert hash_of((0.0,), schema(kind)) == hash_of((-0.0,), schema(kind))
         assert hash_of((math.nan,), schema(kind)) == hash_of((-math.nan,), schema(kind))
 
 
-def test_a_moment_is_the_same_key_in_every_zone() -> None:
+def test_a_moment_is_the_same_key_in_every_zone():
     kinds = schema(pa.timestamp("us", "UTC"))
     moment = dt.datetime(2011, 12, 9, 12, 50, tzinfo=dt.UTC)
     elsewhere = moment.astimezone(dt.timezone(dt.timedelta(hours=5, minutes=30)))
@@ -86,6 +83,6 @@ def test_a_moment_is_the_same_key_in_every_zone() -> None:
         (([1],), [pa.list_(pa.int64())]),
     ],
 )
-def test_a_key_that_does_not_fit_is_refused(key: tuple[Any, ...], types: list[pa.DataType]) -> None:
+def test_a_key_that_does_not_fit_is_refused(key, types):
     with pytest.raises(UsageError, match="key"):
         key_group_of(key, schema(*types), 128)

@@ -1,7 +1,5 @@
 """The hash of whole key columns is the hash of each key, and that is Spark's."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 from typing import Any
@@ -25,9 +23,7 @@ def hashes(keys: list[tuple[Any, ...]], schema: pa.Schema) -> list[int]:
 
 
 @pytest.mark.parametrize(("columns", "expected", "_group"), VECTORS, ids=lambda x: str(x)[:40])
-def test_a_column_of_a_key_has_the_hash_that_is_written_down(
-    columns: list[tuple[str, str]], expected: int, _group: int
-) -> None:
+def test_a_column_of_a_key_has_the_hash_that_is_written_down(columns, expected, _group):
     key, schema = key_of(columns)
     assert [expected] * 3 == hashes([key] * 3, schema)
 
@@ -54,14 +50,14 @@ COLUMNS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_columns_hash_as_their_keys_do(data: st.DataObject) -> None:
+def test_columns_hash_as_their_keys_do(data):
     chosen = data.draw(st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=3))
     schema = pa.schema([(f"c{index}", kind) for index, (kind, _) in enumerate(chosen)])
     keys = data.draw(st.lists(st.tuples(*(st.none() | values for _, values in chosen)), max_size=8))
     assert [hash_of(key, schema) for key in keys] == hashes(keys, schema)
 
 
-def test_a_slice_hashes_as_its_rows_do() -> None:
+def test_a_slice_hashes_as_its_rows_do():
     for kind, values in (
         (pa.decimal128(10, 2), [_DECIMAL(n) for n in range(9)]),
         (pa.string(), [str(n) * n for n in range(9)]),
@@ -73,15 +69,15 @@ def test_a_slice_hashes_as_its_rows_do() -> None:
         assert expected == hash_columns([column], schema).view(np.int64).tolist()
 
 
-def test_more_rows_than_one_block() -> None:
+def test_rows_of_several_blocks_hash_as_their_keys_do():
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     keys = [(number, str(number)) for number in range(150_000)]
-    found = hashes(keys, schema)
-    for at in (0, 65_535, 65_536, 149_999):
-        assert hash_of(keys[at], schema) == found[at]
+    all_hashes = hashes(keys, schema)
+    for row in (0, 65_535, 65_536, 149_999):
+        assert hash_of(keys[row], schema) == all_hashes[row]
 
 
-def test_nested_keys_that_are_equal_hash_alike_and_others_do_not() -> None:
+def test_nested_keys_that_are_equal_hash_alike_and_others_do_not():
     kind = pa.struct([("x", pa.float64()), ("y", pa.list_(pa.string()))])
     schema = pa.schema([("c", kind)])
     rows = [{"x": 0.0, "y": ["a"]}, {"x": -0.0, "y": ["a"]}, {"x": 0.0, "y": ["b"]}, None]
@@ -90,7 +86,7 @@ def test_nested_keys_that_are_equal_hash_alike_and_others_do_not() -> None:
     assert len({first, third, fourth}) == 3
 
 
-def test_a_struct_is_hashed_as_its_fields_one_after_the_other() -> None:
+def test_a_struct_is_hashed_as_its_fields_one_after_the_other():
     kind = pa.struct([("start", pa.timestamp("us", "UTC")), ("name", pa.string())])
     rows = [
         {"start": 1, "name": "a"},
@@ -102,7 +98,7 @@ def test_a_struct_is_hashed_as_its_fields_one_after_the_other() -> None:
     column = pa.array([None, *rows], kind).slice(1)
     schema = pa.schema([("window", kind), ("key", pa.int64())])
     keys = pa.array(range(len(rows)), pa.int64())
-    found = hash_columns([column, keys], schema)
+    nested = hash_columns([column, keys], schema)
     flat = [*column.flatten(), keys]
     plain = pa.schema([*kind, ("key", pa.int64())])
-    assert found.tolist() == hash_columns(flat, plain).tolist()
+    assert nested.tolist() == hash_columns(flat, plain).tolist()

@@ -1,8 +1,7 @@
 """What every kind of state promises, whatever the kind: tables, operations, columns, expiry."""
 
-from __future__ import annotations
-
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -109,9 +108,12 @@ KINDS = [
     if not (ttl and kind is StateKind.TIMER)
 ]
 EXPIRING = [param for param in KINDS if param.values[1]]
-of_every_kind = pytest.mark.parametrize(("kind", "ttl"), KINDS)
-of_expiring_kinds = pytest.mark.parametrize(("kind", "ttl"), EXPIRING)
 a_few = settings(max_examples=25, deadline=None)
+
+
+def of_every_kind(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with drawn data for every kind of state, with and without a time to live."""
+    return pytest.mark.parametrize(("kind", "ttl"), KINDS)(given(data=st.data())(a_few(test)))
 
 
 def draw_table(data: Any, kind: StateKind, ttl: bool) -> Any:
@@ -123,16 +125,14 @@ def draw_deltas(data: Any, kind: StateKind, ttl: bool) -> Any:
     return data.draw(st.dictionaries(keys, deltas(kind, entries_of(ttl)), max_size=5))
 
 
-def test_a_kind_is_known_by_its_name() -> None:
+def test_a_kind_is_known_by_its_name():
     assert ["value", "list", "map", "timer"] == [kind.value for kind in StateKind]
     for kind in StateKind:
         assert StateKind(kind.rules.name) is kind
 
 
 @of_every_kind
-@given(data=st.data())
-@a_few
-def test_deltas_fold_in_parts_as_in_one_piece(kind: StateKind, ttl: bool, data: Any) -> None:
+def test_deltas_fold_in_parts_as_in_one_piece(kind, ttl, data):
     whole = draw_table(data, kind, ttl)
     parts = copy.deepcopy(whole)
     changes = draw_deltas(data, kind, ttl)
@@ -140,15 +140,13 @@ def test_deltas_fold_in_parts_as_in_one_piece(kind: StateKind, ttl: bool, data: 
     at = data.draw(st.integers(0, len(operations.keys)))
     kind.rules.fold(whole, changes)
     for part in (slice(at), slice(at, None)):
-        some = Operations(*(column[part] for column in operations))
-        kind.rules.fold(parts, kind.rules.deltas(some))
+        chunk = Operations(*(column[part] for column in operations))
+        kind.rules.fold(parts, kind.rules.deltas(chunk))
     assert shown(whole) == shown(parts)
 
 
 @of_every_kind
-@given(data=st.data())
-@a_few
-def test_a_merge_is_a_fold_that_changes_neither(kind: StateKind, ttl: bool, data: Any) -> None:
+def test_a_merge_is_a_fold_that_changes_neither(kind, ttl, data):
     table = draw_table(data, kind, ttl)
     changes = draw_deltas(data, kind, ttl)
     before = copy.deepcopy((shown(table), [plain(delta) for delta in changes.values()]))
@@ -160,9 +158,7 @@ def test_a_merge_is_a_fold_that_changes_neither(kind: StateKind, ttl: bool, data
 
 
 @of_every_kind
-@given(data=st.data())
-@a_few
-def test_a_clearing_delta_leaves_no_cell(kind: StateKind, ttl: bool, data: Any) -> None:
+def test_a_clearing_delta_leaves_no_cell(kind, ttl, data):
     table = draw_table(data, kind, ttl)
     removed = copy.deepcopy(table)
     for key in list(removed):
@@ -172,17 +168,15 @@ def test_a_clearing_delta_leaves_no_cell(kind: StateKind, ttl: bool, data: Any) 
 
 
 @of_every_kind
-@given(data=st.data())
-@a_few
-def test_deltas_come_back_from_columns(kind: StateKind, ttl: bool, data: Any) -> None:
+def test_deltas_come_back_from_columns(kind, ttl, data):
     codec = codec_of(kind, ttl)
     groups = [draw_deltas(data, kind, ttl) for _ in range(2)]
     operations = Operations([], [], [], [])
     counts = []
     for changes in groups:
-        some = codec.operations(changes)
-        operations.extend(some)
-        counts.append(len(some.keys))
+        of_group = codec.operations(changes)
+        operations.extend(of_group)
+        counts.append(len(of_group.keys))
     back = codec.deltas(codec.batch(operations), counts)
     for changes, decoded in zip(groups, back, strict=True):
         table = draw_table(data, kind, ttl)
@@ -193,9 +187,7 @@ def test_deltas_come_back_from_columns(kind: StateKind, ttl: bool, data: Any) ->
 
 
 @of_every_kind
-@given(data=st.data())
-@a_few
-def test_cells_come_back_from_a_column(kind: StateKind, ttl: bool, data: Any) -> None:
+def test_cells_come_back_from_a_column(kind, ttl, data):
     codec = codec_of(kind, ttl)
     stored = data.draw(st.lists(st.none() | cells(kind, entries_of(ttl)), max_size=4))
     column = codec.encode_cells(stored)
@@ -208,9 +200,7 @@ def test_cells_come_back_from_a_column(kind: StateKind, ttl: bool, data: Any) ->
 
 
 @of_every_kind
-@given(data=st.data())
-@a_few
-def test_the_last_delta_that_replaces_is_the_cell(kind: StateKind, ttl: bool, data: Any) -> None:
+def test_the_last_delta_that_replaces_is_the_cell(kind, ttl, data):
     codec = codec_of(kind, ttl)
     changes = draw_deltas(data, kind, ttl)
     batch = codec.batch(codec.operations(changes))
@@ -219,18 +209,16 @@ def test_the_last_delta_that_replaces_is_the_cell(kind: StateKind, ttl: bool, da
         with pytest.raises(InvariantError):
             kind.rules.operation_cells(columns, codec.entry_fields())
         return
-    found = list(codec.decode_cells(kind.rules.operation_cells(columns, codec.entry_fields())))
+    decoded = list(codec.decode_cells(kind.rules.operation_cells(columns, codec.entry_fields())))
     table = kind.rules.new_table()
     kind.rules.fold(table, changes)
     ops = batch.column(len(KEY)).to_pylist()
-    for key, op, cell in zip(changes, ops, found, strict=True):
+    for key, op, cell in zip(changes, ops, decoded, strict=True):
         assert table.get(key) == (None if op == OP_CLEAR else cell)
 
 
 @of_every_kind
-@given(data=st.data())
-@a_few
-def test_a_column_has_a_row_for_each_entry(kind: StateKind, ttl: bool, data: Any) -> None:
+def test_a_column_has_a_row_for_each_entry(kind, ttl, data):
     codec = codec_of(kind, ttl)
     stored = data.draw(st.lists(st.none() | cells(kind, entries_of(ttl)), min_size=1, max_size=4))
     expected = []
@@ -242,9 +230,11 @@ def test_a_column_has_a_row_for_each_entry(kind: StateKind, ttl: bool, data: Any
     column = codec.encode_cells(stored).slice(start)
     rows, columns = kind.rules.rows(column)
     fields = kind.rules.row_fields(codec)
-    assert [field.type for field in fields] == [one.type for one in columns]
-    found = list(zip((rows + start).tolist(), *(one.to_pylist() for one in columns), strict=True))
-    assert [row for row in expected if row[0] >= start] == found
+    assert [field.type for field in fields] == [column.type for column in columns]
+    values = [column.to_pylist() for column in columns]
+    assert [row for row in expected if row[0] >= start] == list(
+        zip((rows + start).tolist(), *values, strict=True)
+    )
 
 
 def flat_entries(kind: StateKind, ttl: bool, cell: Any) -> Any:
@@ -264,32 +254,30 @@ def flat_entries(kind: StateKind, ttl: bool, cell: Any) -> Any:
             return [(time,) for time in cell]
 
 
-@of_expiring_kinds
+@pytest.mark.parametrize(("kind", "ttl"), EXPIRING)
 @given(data=st.data(), until_ms=st.integers(0, 21))
 @a_few
-def test_cells_expire_as_columns_do(kind: StateKind, ttl: bool, data: Any, until_ms: int) -> None:
+def test_cells_expire_as_columns_do(kind, ttl, data, until_ms):
     codec = codec_of(kind, ttl)
     stored = data.draw(st.lists(cells(kind, entries_of(ttl)), min_size=1, max_size=4))
     live = [kind.rules.live_cell(cell, until_ms) for cell in stored]
     column = kind.rules.live_column(codec.encode_cells(stored), until_ms)
     assert [cell or None for cell in live] == list(codec.decode_cells(column))
     for before, after in zip(stored, live, strict=True):
-        left = kind.rules.expiry_times(after) if after else ()
+        later = kind.rules.expiry_times(after) if after else ()
         due = [time for time in kind.rules.expiry_times(before) if time <= until_ms]
-        assert len(kind.rules.expiry_times(before)) == len(due) + len(left)
-        assert all(time > until_ms for time in left)
+        assert len(kind.rules.expiry_times(before)) == len(due) + len(later)
+        assert all(time > until_ms for time in later)
 
 
-def test_timers_have_no_time_to_live() -> None:
+def test_timers_have_no_time_to_live():
     for call in (StateKind.TIMER.rules.live_cell, StateKind.TIMER.rules.live_column):
         with pytest.raises(InvariantError):
             call((1,), 1)
 
 
 @of_every_kind
-@given(data=st.data())
-@a_few
-def test_migrated_deltas_fold_to_migrated_cells(kind: StateKind, ttl: bool, data: Any) -> None:
+def test_migrated_deltas_fold_to_migrated_cells(kind, ttl, data):
     """A time to live was added and removed: entries that end in "x" had expired."""
 
     def migrate(entry: Any) -> Any:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.campaign
 EVERYTHING = KeyGroupRange(0, GROUPS - 1)
 
 
-def test_lineage_is_decided_for_each_key_group() -> None:
+def test_lineage_is_decided_for_each_key_group():
     history = Calm("lineage", FaultyStore(), retained=5)
     for _ in range(5):
         history.micro_batch()
@@ -29,7 +29,7 @@ def test_lineage_is_decided_for_each_key_group() -> None:
     assert Changes.of(first, newest, EVERYTHING).rewritten == set()
 
 
-def test_key_groups_that_did_not_change_are_equal() -> None:
+def test_key_groups_that_did_not_change_are_equal():
     unchanged = 0
     for seed in range(4):
         history = Calm(f"changed groups {seed}", FaultyStore(), retained=5)
@@ -38,7 +38,9 @@ def test_key_groups_that_did_not_change_are_equal() -> None:
         newest = LocationReader(history.store).reader()
         for since, upto in ((0, 1), (0, 3), (2, 3), (3, 1)):
             # Both in one schema.
-            before, after = (newest.of(one_of(history, retained[at])) for at in (since, upto))
+            before, after = (
+                newest.of(checkpoint_of(history, retained[at])) for at in (since, upto)
+            )
             changed = {kg for part in after.changed_groups(before.checkpoint) for kg in part}
             for group in set(EVERYTHING) - changed:
                 unchanged += 1
@@ -54,5 +56,5 @@ def test_key_groups_that_did_not_change_are_equal() -> None:
     assert unchanged > 5
 
 
-def one_of(history: History, checkpoint_id: int) -> CompletedCheckpoint:
+def checkpoint_of(history: History, checkpoint_id: int) -> CompletedCheckpoint:
     return LocationReader(history.store).reader(checkpoint_id).checkpoint

@@ -1,11 +1,7 @@
 """State as of a checkpoint against a model, whatever happened before; and what a reader refuses."""
 
-from __future__ import annotations
-
 import itertools
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,15 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.locations.checkpoints import small_checkpoint, started
-from tests.support.locations.histories import (
-    GROUPS,
-    NAMES,
-    TTL_MS,
-    History,
-    Rows,
-    Tiny,
-    rows_of,
-)
+from tests.support.locations.histories import GROUPS, NAMES, TTL_MS, History, Rows, Tiny, rows_of
+from tests.support.processes.script import run_script
 
 from statelog.checkpoint import history
 from statelog.checkpoint.history import present_ids
@@ -70,7 +59,7 @@ def expected(history: History, checkpoint_id: int, now_ms: int | None) -> dict[s
 
 @pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("seed", range(6))
-def test_every_retained_checkpoint_reads_as_the_model(seed: int, tmp_path: Path) -> None:
+def test_every_retained_checkpoint_reads_as_the_model(seed, tmp_path):
     store = (
         open_store(str(tmp_path), storage_options={"fsync": False})
         if seed % 3 == 0
@@ -89,7 +78,7 @@ def test_every_retained_checkpoint_reads_as_the_model(seed: int, tmp_path: Path)
             assert expected(history, checkpoint_id, now_ms) == everything(reader, now_ms)
 
 
-def test_expired_rows_are_left_out_unless_they_are_asked_for() -> None:
+def test_expired_rows_are_left_out_unless_they_are_asked_for():
     store = FaultyStore()
     history = History("expired", store)
     while not any(state.ttl_ms for state in history.model.schema.states):
@@ -103,13 +92,13 @@ def test_expired_rows_are_left_out_unless_they_are_asked_for() -> None:
             "all of it expired years ago"
         )
         assert reader.table(name) == reader.table(name, now_ms=reader.as_of_ms)
-        kept = rows_of(reader.table(name, include_expired=True))
+        stored = rows_of(reader.table(name, include_expired=True))
         every = history.model.rows(name, None)
         live = history.model.rows(name, history.now_ms)
-        for key, rows in kept.items():
+        for key, rows in stored.items():
             assert {str(row[1:]) for row in rows} <= {str(row[1:]) for row in every[key]}
         for key, rows in live.items():
-            assert {str(row[1:]) for row in rows} <= {str(row[1:]) for row in kept[key]}
+            assert {str(row[1:]) for row in rows} <= {str(row[1:]) for row in stored[key]}
 
 
 @pytest.fixture(scope="module")
@@ -126,13 +115,15 @@ def finished() -> History:
 
 @given(cuts=st.sets(st.integers(1, GROUPS - 1)), name=st.sampled_from([*NAMES, TIMERS_NAME]))
 @settings(max_examples=60, deadline=None)
-def test_key_group_ranges_partition_a_table(finished: History, cuts: set[int], name: str) -> None:
+def test_key_group_ranges_partition_a_table(finished, cuts, name):
     reader = read(finished.store)
     bounds = [0, *sorted(cuts), GROUPS]
     ranges = [KeyGroupRange(start, stop - 1) for start, stop in itertools.pairwise(bounds)]
-    parts = [reader.table(name, key_groups=one, now_ms=finished.last_ms) for one in ranges]
-    for part, one in zip(parts, ranges, strict=True):
-        assert set(part.column("key_group").to_pylist()) <= set(one)
+    parts = [
+        reader.table(name, key_groups=key_groups, now_ms=finished.last_ms) for key_groups in ranges
+    ]
+    for part, key_groups in zip(parts, ranges, strict=True):
+        assert set(part.column("key_group").to_pylist()) <= set(key_groups)
     whole = reader.table(name, now_ms=finished.last_ms)
     assert whole == reader.tables(now_ms=finished.last_ms)[name]
     assert whole.to_pylist() == pa.concat_tables(parts).to_pylist()
@@ -140,7 +131,7 @@ def test_key_group_ranges_partition_a_table(finished: History, cuts: set[int], n
     assert not reader.table(name, key_groups=KeyGroupRange.empty()).num_rows
 
 
-def test_a_portion_has_few_key_groups(finished: History, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_portion_has_few_key_groups(finished, monkeypatch):
     monkeypatch.setattr(state_reader, "_PORTION_BYTES", 1)
     reader = read(finished.store)
     seen = [
@@ -151,13 +142,13 @@ def test_a_portion_has_few_key_groups(finished: History, monkeypatch: pytest.Mon
     assert sorted(seen, key=min) == seen
 
 
-def test_reading_changes_nothing(tmp_path: Path) -> None:
+def test_reading_changes_nothing(tmp_path):
     history = History("still", open_store(str(tmp_path), storage_options={"fsync": False}))
     history.run(4)
 
     def files() -> dict[Path, tuple[int, bytes]]:
-        found = (path for path in tmp_path.rglob("*") if path.is_file())
-        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in found}
+        paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
     before = files(), sorted(tmp_path.rglob("*"))
     with StateReader.open(tmp_path) as reader:
@@ -168,9 +159,7 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
     history.micro_batch()  # its owner has not lost its place
 
 
-def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(state_reader, "_PORTION_BYTES", 1)
     monkeypatch.setattr(state_reader, "_CACHED_BYTES", 0)
     history = History(
@@ -182,7 +171,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(
     assert next(batches).num_rows
     first = history.checkpoint_id
     needed = set(reader.checkpoint.referenced_paths())
-    while needed & {one.path for one in history.store.list()}:  # later ones may need some too
+    while needed & {info.path for info in history.store.list()}:  # later ones may need some too
         history.micro_batch()
     with pytest.raises(CheckpointError, match=f"checkpoint {first} .* was deleted while") as raised:
         list(batches)
@@ -195,11 +184,11 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_reported(
     )
 
 
-def test_an_object_that_a_retained_checkpoint_lacks_is_reported() -> None:
+def test_an_object_that_a_retained_checkpoint_lacks_is_reported():
     history = History("lacks", FaultyStore())
     history.run(6)
     reader = read(history.store)
-    path = next(one for one in reader.checkpoint.referenced_paths() if "chk-" not in one)
+    path = next(name for name in reader.checkpoint.referenced_paths() if "chk-" not in name)
     history.store.delete([path])
     with pytest.raises(CheckpointError, match=path) as raised:
         everything(reader, history.last_ms)
@@ -208,16 +197,14 @@ def test_an_object_that_a_retained_checkpoint_lacks_is_reported() -> None:
         read(history.store, history.checkpoint_id)
 
 
-def test_a_query_that_deletes_all_that_was_listed_is_listed_again(
-    finished: History, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_that_deletes_all_that_was_listed_is_listed_again(finished, monkeypatch):
     listings = [[98, 99], present_ids(finished.store)]
     monkeypatch.setattr(history, "present_ids", lambda *_: listings.pop(0))
     assert find_checkpoint(finished.store).checkpoint_id == finished.checkpoint_id
 
 
 @pytest.mark.parametrize("kind", [FaultKind.ERROR, FaultKind.ODD_ERROR, FaultKind.HANG])
-def test_the_read_after_a_failed_read_is_right(finished: History, kind: FaultKind) -> None:
+def test_the_read_after_a_failed_read_is_right(finished, kind):
     store = finished.store
     assert isinstance(store, FaultyStore)
     checkpoint = find_checkpoint(store)
@@ -226,12 +213,12 @@ def test_the_read_after_a_failed_read_is_right(finished: History, kind: FaultKin
         store.next_fault = Fault(kind)
         with pytest.raises((StoreError, OddError)):
             reader.table(name)
-        found = rows_of(reader.table(name, now_ms=finished.last_ms))
-        assert finished.model.rows(name, finished.last_ms) == found
+        rows = rows_of(reader.table(name, now_ms=finished.last_ms))
+        assert finished.model.rows(name, finished.last_ms) == rows
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_damage_is_reported(seed: int) -> None:
+def test_damage_is_reported(seed):
     """By whoever reads it; a reader of some change sets of a file does not read the others."""
     rng = random.Random(seed)
     history = History(f"damage {seed}", FaultyStore(), retained=1)
@@ -248,9 +235,9 @@ def test_damage_is_reported(seed: int) -> None:
             assert right == everything(read(store), history.last_ms)
         except (CorruptionError, CheckpointError, IncompatibleFormatError) as error:
             assert path in str(error)
-        found = {one.path for one in verify_location(store) if one.problem}
+        paths = {item.path for item in verify_location(store) if item.problem}
         store.objects[path] = whole
-        return found
+        return paths
 
     for path in sorted(store.objects):
         whole = store.objects[path]
@@ -265,7 +252,7 @@ def test_damage_is_reported(seed: int) -> None:
         assert path in reported(path, whole[: len(whole) // 2])
 
 
-def test_unknown_names_and_ids_list_the_known_ones(finished: History, tmp_path: Path) -> None:
+def test_unknown_names_and_ids_list_the_known_ones(finished, tmp_path):
     reader = read(finished.store)
     with pytest.raises(
         UsageError, match=r"not have a state variable 'totals'; its variables are .*'total'"
@@ -288,24 +275,24 @@ def test_unknown_names_and_ids_list_the_known_ones(finished: History, tmp_path: 
     assert raised.value.reason == "not_found"
 
 
-def test_a_checkpoint_of_another_program_is_no_state() -> None:
+def test_a_checkpoint_of_another_program_is_no_state():
     store = FaultyStore()
     small_checkpoint(started(store), 1)
     with pytest.raises(CheckpointError, match="not created by a streaming query"):
         read(store)
 
 
-def test_an_unknown_checkpoint_is_reported_with_the_existing_ones() -> None:
+def test_an_unknown_checkpoint_is_reported_with_the_existing_ones():
     store = FaultyStore()
     for owner in ("a", "b"):
-        one = started(store, owner)
-        small_checkpoint(one, one.next_checkpoint_id)
+        driver = started(store, owner)
+        small_checkpoint(driver, driver.next_checkpoint_id)
     for claim in (0, 2):
         with pytest.raises(CheckpointError, match=r"does not exist in .* \(newest: 1, 3\)"):
             read(store, claim)
 
 
-def test_the_checkpoints_of_an_error_have_objects_and_a_damaged_one_counts(tmp_path: Path) -> None:
+def test_the_checkpoints_of_an_error_have_objects_and_a_damaged_one_counts(tmp_path):
     store = open_store(tmp_path, storage_options={"fsync": False})
     owner = started(store)
     small_checkpoint(owner, 1)
@@ -316,16 +303,15 @@ def test_the_checkpoints_of_an_error_have_objects_and_a_damaged_one_counts(tmp_p
         read(store, 7)
 
 
-def test_a_closed_reader_reads_nothing(finished: History) -> None:
+def test_a_closed_reader_reads_nothing(finished):
     with read(finished.store) as reader:
         batches = reader.batches("total")
     with pytest.raises(ClosedError, match="open a new one"):
         next(batches)
 
 
-def test_neither_pyspark_nor_pandas_is_needed() -> None:
-    code = (
+def test_neither_pyspark_nor_pandas_is_needed():
+    run_script(
         "import sys, statelog.state.reader; "
         "sys.exit(bool({'pyspark', 'pandas', 'py4j'} & sys.modules.keys()))"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

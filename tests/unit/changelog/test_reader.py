@@ -1,6 +1,7 @@
-"""Handles of a log that are read at once: the same changes in the same order, in fewer round trips."""
+"""Handles of a log that are read at once, and change sets that are read alone."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from tests.support.locations.checkpoints import log_in_file, log_inline
@@ -8,7 +9,7 @@ from tests.support.locations.histories import NAMES, History
 from tests.support.stores.round_trips import RoundTrips
 
 from statelog.changelog import reader
-from statelog.changelog.reader import read_change_batches, read_logs
+from statelog.changelog.reader import read_change_batches, read_changes, read_logs
 from statelog.errors import ObjectNotFoundError
 from statelog.model import FileStateHandle, KeyGroupRange
 from statelog.state.reader.state_reader import StateReader
@@ -91,6 +92,16 @@ def test_state_is_the_same_from_a_store_that_is_far_away(seed):
     for name in NAMES:
         if name in {state.name for state in history.model.schema.states if not state.dropped}:
             near_table, far_table = (
-                StateReader(each, checkpoint).table(name) for each in (store, far)
+                StateReader(source, checkpoint).table(name) for source in (store, far)
             )
             assert near_table.equals(far_table)
+
+
+def test_a_set_at_an_offset_after_the_end_of_its_framed_file_is_read():
+    store = FaultyStore()
+    values = [b"a" * 200_000, b"b" * 2000, b"c" * 200_000]
+    log = log_in_file(store, ALL, [[(3, value)] for value in values], compress=True)
+    entry = log.handles_and_offsets[1]
+    assert entry.offset > store.head(entry.handle.path).size_bytes
+    lone = replace(log, handles_and_offsets=(entry,))
+    assert [(3, values[1])] == list(read_changes(store, lone))
