@@ -41,7 +41,7 @@ class Words:
 
 def policy(**changes: Any) -> AttachmentPolicy:
     """Return the policy of words; an answer of a task has several with a space between them."""
-    made = AttachmentPolicy(
+    default = AttachmentPolicy(
         kind="words",
         what="words",
         path_of=lambda name: f"output/{name}",
@@ -49,7 +49,7 @@ def policy(**changes: Any) -> AttachmentPolicy:
         age_ms=AGE_MS,
         tail_bytes=40,
     )
-    return replace(made, **changes)
+    return replace(default, **changes)
 
 
 @dataclass
@@ -87,10 +87,10 @@ class Job:
     def words(self, named: Sequence[Attachment] | None = None) -> list[str]:
         """Return what is in the objects that a checkpoint names, checked against their entries."""
         words = []
-        for each in self.named if named is None else named:
-            data = self.objects[each.path]
-            assert (each.size, each.crc) in ((len(data), checksum([data])), (len(data), None))
-            assert each.count == len(data.split())
+        for entry in self.named if named is None else named:
+            data = self.objects[entry.path]
+            assert (entry.size, entry.crc) in ((len(data), checksum([data])), (len(data), None))
+            assert entry.count == len(data.split())
             words += data.decode().split()
         return words
 
@@ -99,52 +99,52 @@ def sent(words: str, name: str = "", **named: Any) -> Addition:
     return Addition(data=(words.encode(),), count=len(words.split()), name=name, **named)
 
 
-def test_small_objects_of_one_place_are_joined() -> None:
+def test_small_objects_of_one_place_are_joined():
     job = Job()
     job.run(sent("a"), sent("b", name="other"), sent("c"))
     job.run(sent("d", name="other"))
     job.run()
     assert [("", 1, 1, 2), ("other", 1, 2, 2)] == [
-        (each.name, each.oldest, each.newest, each.count) for each in job.named
+        (entry.name, entry.oldest, entry.newest, entry.count) for entry in job.named
     ]
     assert ["a", "c", "b", "d"] == job.words()
-    assert not any(each.is_fresh for each in job.named)
+    assert not any(entry.is_fresh for entry in job.named)
     job.run(sent("e"))
-    assert [("other", False), ("", True)] == [(each.name, each.is_fresh) for each in job.named]
+    assert [("other", False), ("", True)] == [(entry.name, entry.is_fresh) for entry in job.named]
     assert ["b", "d", "a", "c", "e"] == job.words()
 
 
-def test_an_object_that_is_large_or_cannot_be_joined_is_not_written_again() -> None:
+def test_an_object_that_is_large_or_cannot_be_joined_is_not_written_again():
     job = Job(policy(tail_bytes=8))
     for word in ("aaa", "bbb", "ccc", "ddddddddddd", "e"):
         job.run(sent(word))
-    assert [2, 1, 1, 1] == [each.count for each in job.named]
+    assert [2, 1, 1, 1] == [entry.count for entry in job.named]
     assert ["aaa", "bbb", "ccc", "ddddddddddd", "e"] == job.words()
     many = Job(policy(tail_bytes=1000))
     for _ in range(3):
         many.run(sent("a b c d e f g"))
-    assert [7, 7, 7] == [each.count for each in many.named]
+    assert [7, 7, 7] == [entry.count for entry in many.named]
 
 
-def test_an_object_has_items_of_about_the_same_age() -> None:
+def test_an_object_has_items_of_about_the_same_age():
     job = Job(policy(span_ms=10))
     for at_ms in (0, 5, 10, 11, 21, 22):
         job.run(sent(f"w{at_ms}"), at_ms=at_ms)
-    assert [3, 2, 1] == [each.count for each in job.named]
+    assert [3, 2, 1] == [entry.count for entry in job.named]
 
 
-def test_items_are_dropped_by_age_also_out_of_an_object_that_grows() -> None:
+def test_items_are_dropped_by_age_also_out_of_an_object_that_grows():
     job = Job()
     for at_ms in range(0, 300, 30):
         job.run(sent(f"w{at_ms}"), at_ms=at_ms)
-        assert [f"w{each}" for each in range(0, at_ms + 1, 30) if each > at_ms - AGE_MS] == (
-            job.words()
-        )
+        assert [
+            f"w{time_ms}" for time_ms in range(0, at_ms + 1, 30) if time_ms > at_ms - AGE_MS
+        ] == (job.words())
     job.run(at_ms=270 + AGE_MS)
     assert () == job.named
 
 
-def test_objects_of_a_failed_commit_are_not_joined() -> None:
+def test_objects_of_a_failed_commit_are_not_joined():
     job = Job()
     job.run(sent("a"))
     job.run(sent("lost"), commits=False)
@@ -156,10 +156,10 @@ def test_objects_of_a_failed_commit_are_not_joined() -> None:
     job.is_full = False
     job.run(sent("c"))
     assert ["a", "b", "c"] == job.words()
-    assert [(1, 3)] == [(each.oldest, each.newest) for each in job.named]
+    assert [(1, 3)] == [(entry.oldest, entry.newest) for entry in job.named]
 
 
-def test_an_optional_object_may_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_optional_object_may_be_left_out(caplog):
     job = Job(policy(is_required=False, tail_bytes=0))
     job.run(sent("a"))
     file = job.file("written", "before")
@@ -169,7 +169,7 @@ def test_an_optional_object_may_be_left_out(caplog: pytest.LogCaptureFixture) ->
     assert "checkpoint 2 has no words: the store is full" in caplog.text
 
 
-def test_objects_of_tasks_are_named_and_may_end_the_order() -> None:
+def test_objects_of_tasks_are_named_and_may_end_the_order():
     for is_ordered, expected in ((False, ["b", "a", "c"]), (True, ["a", "b", "c"])):
         job = Job(policy(is_ordered=is_ordered))
         job.run(sent("a"))
@@ -178,7 +178,7 @@ def test_objects_of_tasks_are_named_and_may_end_the_order() -> None:
         assert expected == job.words()
 
 
-def test_objects_of_earlier_batches_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_objects_of_earlier_batches_are_bounded(caplog):
     caplog.set_level(logging.WARNING)
     job = Job(policy(objects_max=2))
     job.run(job.file("a", "b"))
@@ -197,23 +197,25 @@ def test_objects_of_earlier_batches_are_bounded(caplog: pytest.LogCaptureFixture
     assert ["w2", "f2", "w3", "f3"] == few.words()
 
 
-def test_an_info_is_without_zeros_and_a_checksum_may_be_left_out() -> None:
+def test_an_info_is_without_zeros_and_a_checksum_may_be_left_out():
     job = Job(policy(has_checksum=True))
     job.run(sent("a", info={"dropped": 2, "late": 0}), sent("b"))
     (entry,) = job.named
     assert ({"dropped": 2}, None, -1) == (entry.info, entry.crc, entry.handle.size_bytes)
 
 
-def test_the_newest_of_each_name_is_in_force() -> None:
+def test_the_newest_of_each_name_is_in_force():
     def version(name: str, checkpoint: int) -> Attachment:
         return Attachment(
             kind="table", name=name, oldest=checkpoint, newest=checkpoint,
             path=f"{name}-{checkpoint}", size=1, count=1, at_ms=0,
         )  # fmt: skip
 
-    every = [version("b", 4), version("a", 2), version("a", 3), version("a", 7)]
-    assert {"a": "a-7", "b": "b-4"} == {name: each.path for name, each in in_force(every).items()}
-    assert ["a-3"] == [each.path for each in in_force(every, 3).values()]
+    versions = [version("b", 4), version("a", 2), version("a", 3), version("a", 7)]
+    assert {"a": "a-7", "b": "b-4"} == {
+        name: entry.path for name, entry in in_force(versions).items()
+    }
+    assert ["a-3"] == [entry.path for entry in in_force(versions, 3).values()]
 
 
 BATCH = st.tuples(
@@ -225,26 +227,24 @@ BATCH = st.tuples(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(BATCH, max_size=25), st.sampled_from([0, 12, 40]), st.booleans())
-def test_a_checkpoint_names_each_young_item_once(
-    batches: list[tuple[list[tuple[str, int, bool]], int, bool]], tail_bytes: int, is_ordered: bool
-) -> None:
+def test_a_checkpoint_names_each_young_item_once(batches, tail_bytes, is_ordered):
     job = Job(policy(tail_bytes=tail_bytes, is_ordered=is_ordered))
     expected: list[tuple[int, str]] = []
     now_ms = 0
     for number, (parts, step_ms, commits) in enumerate(batches):
         now_ms += step_ms
         additions, words = [], []
-        for at, (name, count, is_file) in enumerate(parts):
-            some = [f"{number}.{at}.{each}" for each in range(count)]
-            words += some
-            file = replace(job.file(*some), name=name)
-            additions.append(file if is_file else sent(" ".join(some), name=name))
+        for place, (name, count, is_file) in enumerate(parts):
+            new_words = [f"{number}.{place}.{index}" for index in range(count)]
+            words += new_words
+            file = replace(job.file(*new_words), name=name)
+            additions.append(file if is_file else sent(" ".join(new_words), name=name))
         job.run(*additions, at_ms=now_ms, commits=commits)
         if commits:
             expected += [(now_ms, word) for word in words]
-        found = job.words()
-        assert len(found) == len(set(found))
+        named = job.words()
+        assert len(named) == len(set(named))
         committed_ms = now_ms if commits else now_ms - step_ms
         young = {word for at_ms, word in expected if at_ms > committed_ms - AGE_MS}
         if commits:
-            assert young | set(words) <= set(found) <= {word for _, word in expected}
+            assert young | set(words) <= set(named) <= {word for _, word in expected}

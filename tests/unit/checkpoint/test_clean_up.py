@@ -42,15 +42,15 @@ def filled() -> DictStore:
     return store
 
 
-def test_orphans_go_and_all_else_stays(filled):
+def test_orphans_are_deleted_and_nothing_else(filled):
     before = set(filled.objects)
     report = swept(filled)
     subsumed = {"chk-1/_metadata", *(p for p in before if p.startswith("dstl/file"))}
     needed = {p for p in before if p.startswith("dstl/file") and p in filled.objects}
     assert set(report.deleted) == {*ORPHANS, *subsumed} - needed
     assert len(needed) == 1
-    kept = {"chk-2/_metadata", "chk-3/_metadata", "taskowned/s", "chk-0/_metadata", *needed}
-    assert set(filled.objects) == {*kept, "README", "other/file"}
+    named = {"chk-2/_metadata", "chk-3/_metadata", "taskowned/s", "chk-0/_metadata", *needed}
+    assert set(filled.objects) == {*named, "README", "other/file"}
     assert (report.unknown, report.too_young, report.failed) == (2, 0, ())
     assert report.deleted_bytes > 5 * len(ORPHANS)
     assert swept(filled).deleted == ()
@@ -58,17 +58,17 @@ def test_orphans_go_and_all_else_stays(filled):
 
 def test_a_dry_run_deletes_nothing(filled):
     before = dict(filled.objects)
-    told = swept(filled, dry_run=True)
+    report = swept(filled, dry_run=True)
     assert filled.objects == before
-    assert told.dry_run
-    assert swept(filled).deleted == told.deleted
+    assert report.dry_run
+    assert swept(filled).deleted == report.deleted
 
 
-@pytest.mark.parametrize(("hours", "goes"), [(0.99, False), (1, True), (50, True)])
-def test_the_age_guard_holds(filled, hours, goes):
+@pytest.mark.parametrize(("hours", "is_deleted"), [(0.99, False), (1, True), (50, True)])
+def test_objects_below_the_minimum_age_are_not_deleted(filled, hours, is_deleted):
     report = swept(filled, hours=hours)
-    assert bool(report.deleted) is goes
-    assert bool(report.too_young) is not goes
+    assert bool(report.deleted) is is_deleted
+    assert bool(report.too_young) is not is_deleted
 
 
 def test_a_clock_behind_the_store_deletes_nothing(filled):
@@ -161,7 +161,7 @@ def test_failures_are_reported_and_bounded(filled):
 
 
 class Bulk:
-    """A store that only deletes: it notes each request, and refuses some names."""
+    """A store that only deletes: it records each request, and refuses some names."""
 
     def __init__(self, *refused):
         self.requests, self.gone, self.refused = [], [], set(refused)

@@ -51,21 +51,25 @@ class Awaited(Future[Any]):
         return super().result(timeout)
 
 
-def batched(owner: CheckpointCoordinator) -> Background:
+def batched(owner: CheckpointCoordinator, *, is_held: bool = False) -> Background:
     background = Background()
+    background.is_held = is_held
     owner._clean_ups._start = background.start
     return background
 
 
-def run(owner: CheckpointCoordinator, commits: int) -> None:
-    for _ in range(commits):
-        small_checkpoint(owner, owner.next_checkpoint_id)
-        owner.clean_up_when_due()
+def location(
+    retained: int, *, is_held: bool = False
+) -> tuple[DictStore, CheckpointCoordinator, Background]:
+    """Return a store, its owner, and the background in which the owner's batches run."""
+    store = DictStore()
+    owner = started(store, retained=retained)
+    return store, owner, batched(owner, is_held=is_held)
 
 
 def tag(store: DictStore, name: str, checkpoint_id: int) -> Tag:
-    wanted = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
-    return put_tag(store, wanted, clock_ms=lambda: 0)
+    new = Tag(kind=TagKind.TAG, name=name, checkpoint_id=checkpoint_id)
+    return put_tag(store, new, clock_ms=lambda: 0)
 
 
 def needed(owner: CheckpointCoordinator) -> set[int]:
@@ -85,12 +89,9 @@ def without_log(owner: CheckpointCoordinator, commits: int) -> None:
         owner.clean_up_when_due()
 
 
-def test_a_steady_micro_batch_makes_one_request() -> None:
+def test_a_steady_micro_batch_makes_one_request():
     """The put; the requests of a clean-up run in another thread."""
-    store = DictStore()
-    owner = started(store, retained=2)
-    background = batched(owner)
-    background.is_held = True
+    store, owner, background = location(retained=2, is_held=True)
     for _ in range(BATCH_COMMITS + 2):
         store.requests.clear()
         without_log(owner, 1)
@@ -98,10 +99,8 @@ def test_a_steady_micro_batch_makes_one_request() -> None:
     assert len(background.waiting) == 1, "the batch began"
 
 
-def test_a_batch_lists_the_tags_once_and_deletes_what_was_subsumed() -> None:
-    store = DictStore()
-    owner = started(store, retained=2)
-    batched(owner)
+def test_a_batch_lists_the_tags_once_and_deletes_what_was_subsumed():
+    store, owner, _ = location(retained=2)
     store.requests.clear()
     without_log(owner, BATCH_COMMITS + 1)
     assert store.requests["list"] == 0
@@ -112,10 +111,8 @@ def test_a_batch_lists_the_tags_once_and_deletes_what_was_subsumed() -> None:
     assert checkpoint_ids(store) == list(range(BATCH_COMMITS + 1, BATCH_COMMITS + 5))
 
 
-def test_a_batch_begins_after_a_minute_too() -> None:
-    store = DictStore()
-    owner = started(store, retained=1)
-    batched(owner)
+def test_a_batch_begins_after_a_minute_too():
+    store, owner, _ = location(retained=1)
     without_log(owner, 3)
     assert checkpoint_ids(store) == [1, 2, 3]
     owner._clock_ms.now_ms += BATCH_INTERVAL_MS
@@ -123,32 +120,17 @@ def test_a_batch_begins_after_a_minute_too() -> None:
     assert checkpoint_ids(store) == [4, 5, 6]
 
 
-def test_waiting_clean_ups_are_bounded() -> None:
+def test_waiting_clean_ups_are_bounded():
     """A thread that never gets to run: the next batch waits for it."""
-    store = DictStore()
-    owner = started(store, retained=1)
-    background = batched(owner)
-    background.is_held = True
+    store, owner, _ = location(retained=1, is_held=True)
     for _ in range(20 * BATCH_COMMITS):
         without_log(owner, 1)
         assert len(checkpoint_ids(store)) <= 4 * BATCH_COMMITS + 1
         owner._ledger.check_invariants()
 
 
-def test_the_end_deletes_what_waits() -> None:
-    store = DictStore()
-    owner = started(store, retained=2)
-    batched(owner)
-    without_log(owner, 7)
-    owner.clean_up()
-    assert checkpoint_ids(store) == [6, 7]
-
-
-def test_the_end_waits_for_the_batch_under_way() -> None:
-    store = DictStore()
-    owner = started(store, retained=1)
-    background = batched(owner)
-    background.is_held = True
+def test_the_end_waits_for_the_batch_under_way_and_deletes_what_waits():
+    store, owner, background = location(retained=1, is_held=True)
     without_log(owner, BATCH_COMMITS + 5)
     assert background.waiting
     owner.clean_up()
@@ -157,11 +139,8 @@ def test_the_end_waits_for_the_batch_under_way() -> None:
 
 
 @pytest.mark.parametrize("before", ["the listing", "the batch"])
-def test_a_tag_that_is_put_before_the_commit_is_honoured(before: str) -> None:
-    store = DictStore()
-    owner = started(store, retained=1)
-    background = batched(owner)
-    background.is_held = True
+def test_a_tag_that_is_put_before_the_commit_is_honoured(before):
+    store, owner, background = location(retained=1, is_held=True)
     without_log(owner, 3 if before == "the batch" else BATCH_COMMITS)
     tagged = owner.next_checkpoint_id - 1
     mark = tag(store, "release", tagged)
@@ -179,12 +158,9 @@ def test_a_tag_that_is_put_before_the_commit_is_honoured(before: str) -> None:
     assert checkpoint_ids(store) == [owner.next_checkpoint_id - 1]
 
 
-def test_pins_settle_only_what_was_subsumed_before_they_were_listed() -> None:
+def test_pins_settle_only_what_was_subsumed_before_they_were_listed():
     """A tag that is put between the listing and a later commit holds the checkpoint of that commit."""
-    store = DictStore()
-    owner = started(store, retained=1)
-    background = batched(owner)
-    background.is_held = True
+    store, owner, background = location(retained=1, is_held=True)
     without_log(owner, BATCH_COMMITS + 1)
     (listing, work) = background.waiting.pop()
     listed = work()
@@ -199,16 +175,13 @@ def test_pins_settle_only_what_was_subsumed_before_they_were_listed() -> None:
     assert checkpoint_ids(store) == [tagged, owner.next_checkpoint_id - 1]
 
 
-def test_a_batch_that_fails_is_repeated_with_a_later_one() -> None:
-    store = DictStore()
-    owner = started(store, retained=1)
-    batched(owner)
-
+def test_a_batch_that_fails_is_repeated_with_a_later_one():
     def fails(operation: str, path: str) -> str | None:
         if operation in ("delete", "list"):
             raise StoreError("no route to host", path=path)
         return None
 
+    store, owner, _ = location(retained=1)
     without_log(owner, BATCH_COMMITS)
     store.on_request = fails
     with pytest.raises(StoreError, match="no route"):
@@ -223,12 +196,9 @@ def test_a_batch_that_fails_is_repeated_with_a_later_one() -> None:
     assert checkpoint_ids(store) == [owner.next_checkpoint_id - 1]
 
 
-def test_a_fenced_owner_deletes_only_what_its_own_commits_subsumed() -> None:
+def test_a_fenced_owner_deletes_only_what_its_own_commits_subsumed():
     """Its batch may run late: the next owner restores what the last commit retained."""
-    store = DictStore()
-    owner = started(store, retained=1)
-    background = batched(owner)
-    background.is_held = True
+    store, owner, background = location(retained=1, is_held=True)
     without_log(owner, BATCH_COMMITS + 1)
     successor = started(store, "b", retained=1)
     background.run()
@@ -240,7 +210,7 @@ def test_a_fenced_owner_deletes_only_what_its_own_commits_subsumed() -> None:
     assert PATHS.metadata(successor.epoch or 0) in store.objects
 
 
-def test_the_next_owner_deletes_what_waited_at_the_death_of_the_one_before() -> None:
+def test_the_next_owner_deletes_what_waited_at_the_death_of_the_one_before():
     store = DictStore()
     without_log(started(store, retained=2), 9)
     assert checkpoint_ids(store) == list(range(1, 10))
@@ -254,15 +224,15 @@ def test_the_next_owner_deletes_what_waited_at_the_death_of_the_one_before() -> 
     assert checkpoint_ids(store) == [12, 13]
 
 
-def test_objects_that_retained_checkpoints_need_stay() -> None:
+def test_objects_that_retained_checkpoints_need_stay():
     store = DictStore()
     owner = started(store, retained=1)
-    for _ in range(4):
-        small_checkpoint(
-            owner, owner.next_checkpoint_id
-        )  # its changes stay in the log of later ones
+    for _ in range(4):  # changes of these checkpoints stay in the log of later ones
+        small_checkpoint(owner, owner.next_checkpoint_id)
     successor = started(store, "b", retained=1)
     batched(successor)
-    run(successor, 3)
+    for _ in range(3):
+        small_checkpoint(successor, successor.next_checkpoint_id)
+        successor.clean_up_when_due()
     successor.clean_up()
     assert needed(successor) == set(checkpoint_ids(store)) == {1, 2, 3, 4, 6, 7, 8}

@@ -19,7 +19,7 @@ def sizes(metrics: sl.Metrics) -> tuple[object, ...]:
     )
 
 
-def test_sizes_of_the_last_checkpoint(store) -> None:
+def test_the_sizes_of_the_last_checkpoint_are_recorded(store):
     metrics = sl.Metrics()
     owner = CheckpointCoordinator(
         store,
@@ -44,7 +44,7 @@ def test_sizes_of_the_last_checkpoint(store) -> None:
     assert [5, 2] == behind
 
 
-def test_snapshots_are_counted() -> None:
+def test_snapshots_are_counted():
     metrics = sl.Metrics()
     recorder = CheckpointRecorder(metrics)
     assert -1 == metrics.snapshot()["last_duration_of_materialization"]

@@ -42,7 +42,7 @@ def location() -> ObjectStore:
     return store
 
 
-def test_the_location_is_long(location: ObjectStore):
+def test_the_location_is_long(location):
     driver = coordinator(location)
     driver.claim()
     newest = driver.restore()
@@ -51,7 +51,7 @@ def test_the_location_is_long(location: ObjectStore):
     assert len(driver.checkpoints()) == RETAINED
 
 
-def test_a_restart_and_a_commit(location: ObjectStore, monkeypatch):
+def test_a_restart_and_a_commit_take_few_round_trips(location, monkeypatch):
     """
     The entries and the result of the probe; the highest entry; the claim; the entries again, the tags and
     the newest checkpoint; then the end of each retained checkpoint.
@@ -67,14 +67,14 @@ def test_a_restart_and_a_commit(location: ObjectStore, monkeypatch):
     assert [request.split()[1] for request in store.requests] == ["put_if_absent"]
 
 
-def test_a_listing_of_checkpoints(location: ObjectStore, monkeypatch):
+def test_a_listing_of_checkpoints_takes_three_round_trips(location, monkeypatch):
     """The entries and the tags; the end of every entry; and the newest checkpoint, if a claim is above it."""
     store = RoundTrips(location, monkeypatch)
     assert store.count(lambda: list_checkpoints(store)) <= 3
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_state_of_one_key(seed: int, monkeypatch):
+def test_the_state_of_a_key_takes_four_round_trips(seed, monkeypatch):
     """The entries; the newest checkpoint; its snapshot; and the changes since then."""
     far = FaultyStore()
     history = History(f"far {seed}", far)

@@ -44,7 +44,7 @@ def lines(store: ObjectStore) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_commit_keeps_the_record_but_for_what_is_replaced(store: ObjectStore) -> None:
+def test_a_commit_keeps_the_record_but_for_what_is_replaced(store):
     base = newest_checkpoint(store)
     with edit_session(store, "forget") as session:
         session.claim(base)
@@ -59,7 +59,7 @@ def test_a_commit_keeps_the_record_but_for_what_is_replaced(store: ObjectStore) 
     assert lines(store) == [("forget", "done")]
 
 
-def test_an_older_checkpoint_is_committed_on_a_new_timeline(store: ObjectStore) -> None:
+def test_an_older_checkpoint_is_committed_on_a_new_timeline(store):
     older = Entries(store).load(newest_checkpoint(store).checkpoint_id - 1).checkpoint
     with edit_session(store, "rewind") as session:
         session.claim_older(older.checkpoint_id)
@@ -69,14 +69,14 @@ def test_an_older_checkpoint_is_committed_on_a_new_timeline(store: ObjectStore) 
     assert committed.timeline.number == committed.epoch
 
 
-def test_a_session_that_changes_nothing_writes_nothing(store: ObjectStore) -> None:
+def test_a_session_that_changes_nothing_writes_nothing(store):
     before = {info.path for info in store.list()}
     with edit_session(store, "edit"):
         newest_checkpoint(store)
     assert {info.path for info in store.list()} == before
 
 
-def test_a_commit_needs_a_claim_of_the_newest_checkpoint(store: ObjectStore) -> None:
+def test_a_commit_needs_a_claim_of_the_newest_checkpoint(store):
     base = newest_checkpoint(store)
     with pytest.raises(CheckpointError, match="claim"), edit_session(store, "edit") as session:
         session.commit([])
@@ -92,7 +92,7 @@ def test_a_commit_needs_a_claim_of_the_newest_checkpoint(store: ObjectStore) -> 
     assert lines(store) == [("edit", "done"), ("edit", "failed")]
 
 
-def test_a_pin_of_an_earlier_call_is_checked_and_not_put_again(store: ObjectStore) -> None:
+def test_a_pin_of_an_earlier_call_is_checked_and_not_put_again(store):
     tag = Tag(kind=TagKind.TAG, name="t", checkpoint_id=newest_checkpoint(store).checkpoint_id)
     with edit_session(store, "tag") as session:
         pinned = session.pin(tag, facts={"comment": "why"})
@@ -100,9 +100,7 @@ def test_a_pin_of_an_earlier_call_is_checked_and_not_put_again(store: ObjectStor
     assert list_tags(store) == [pinned]
 
 
-def test_the_first_checkpoint_of_another_location_has_its_number(
-    store: ObjectStore, tmp_path: Path
-) -> None:
+def test_the_first_checkpoint_of_another_location_has_its_number(store, tmp_path):
     base = Entries(store).newest_stored()
     assert base is not None
     number, other = base.checkpoint.checkpoint_id, open_location(tmp_path / "other")

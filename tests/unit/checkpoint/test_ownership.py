@@ -15,19 +15,23 @@ from statelog.model import KeyGroupRange, TaskStateSnapshot
 from statelog.store import PATHS
 
 
+@pytest.fixture
+def store() -> DictStore:
+    return DictStore()
+
+
 def claim(store: DictStore, owner: str = "a", entries: Entries | None = None) -> ClaimRecord:
     entries = Entries(store) if entries is None else entries
     return claim_location(entries, owner, lambda: 1234, lambda seconds: None)[0]
 
 
 def entry(store: DictStore, number: int) -> ClaimRecord:
-    found = read_entry(store, number)
-    assert isinstance(found, ClaimRecord)
-    return found
+    record = read_entry(store, number)
+    assert isinstance(record, ClaimRecord)
+    return record
 
 
-def test_a_claim_says_who_and_when_and_what_it_continues():
-    store = DictStore()
+def test_a_claim_says_who_and_when_and_what_it_continues(store):
     claim(store, "me")
     claim(store, "you")
     first, second = entry(store, 0), entry(store, 1)
@@ -44,8 +48,7 @@ def test_a_claim_says_who_and_when_and_what_it_continues():
     assert claim(store, "it").newest == 3, "of the claim before, which committed nothing"
 
 
-def test_a_claim_costs_the_same_however_many_there_were():
-    store = DictStore()
+def test_a_claim_costs_the_same_however_many_there_were(store):
     assert [0, 1, 2, 3, 4] == [claim(store).number for _ in range(5)]
     store.put("chk-x/not-a-number", b"")
     store.requests.clear()
@@ -56,9 +59,8 @@ def test_a_claim_costs_the_same_however_many_there_were():
     assert store.requests == {"list_folders": 2, "get": 2, "put_if_absent": 1, "list": 1}
 
 
-def test_a_claim_in_a_gap_is_put_again():
+def test_a_claim_in_a_gap_is_put_again(store):
     """Its driver listed, and others used the number and deleted it before the put arrived."""
-    store = DictStore()
     claim(store, "before")
     began = False
 
@@ -79,13 +81,12 @@ def test_a_claim_in_a_gap_is_put_again():
     assert entry(store, 1).owner_id == "first", "the claim in the gap stays, and fences nobody"
 
 
-def test_an_entry_that_is_deleted_during_the_look_shows_a_newer_one():
+def test_an_entry_that_is_deleted_during_the_look_shows_a_newer_one(store):
     """
     An older owner commits and deletes between the listing of the look and its question about an entry.
 
     The first claim is in a gap, and the entry that the listing has above it exists no longer.
     """
-    store = DictStore()
     older = started(store, "older", retained=1)
 
     def commit(count: int) -> None:
@@ -112,14 +113,12 @@ def test_an_entry_that_is_deleted_during_the_look_shows_a_newer_one():
     assert (5, 4) == (place.number, place.newest)
 
 
-def test_a_folder_without_an_entry_is_ignored():
-    store = DictStore()
+def test_a_folder_without_an_entry_is_ignored(store):
     store.put("chk-9/_metadata.part", b"")
     assert [0, 1] == [claim(store).number for _ in range(2)]
 
 
-def test_a_claim_that_others_always_win_is_given_up():
-    store = DictStore()
+def test_a_claim_that_others_always_win_is_given_up(store):
 
     def faster(operation, path):
         if operation == "put_if_absent":
@@ -132,8 +131,7 @@ def test_a_claim_that_others_always_win_is_given_up():
     assert 1000 == store.requests["put_if_absent"]
 
 
-def test_the_newest_claim_is_described_for_a_message():
-    store = DictStore()
+def test_the_newest_claim_is_described_for_a_message(store):
     assert describe_newest_claim(store) == "missing"
     claim(store, "a\x1b[31m")
     assert describe_newest_claim(store) == (
@@ -143,9 +141,8 @@ def test_the_newest_claim_is_described_for_a_message():
     assert "unknown (damaged changelog file chk-1" in describe_newest_claim(store)
 
 
-def test_a_damaged_highest_entry_does_not_prevent_a_claim():
+def test_a_damaged_highest_entry_does_not_prevent_a_claim(store):
     """A person may then go back to an older checkpoint."""
-    store = DictStore()
     small_checkpoint(started(store), 1)
     store.put(PATHS.metadata(2), b"damaged")
     entries = Entries(store)
@@ -153,8 +150,7 @@ def test_a_damaged_highest_entry_does_not_prevent_a_claim():
     assert claim(store).number == 3
 
 
-def test_a_claim_has_a_bounded_size():
-    store = DictStore()
+def test_a_claim_has_a_bounded_size(store):
     claim(store, "a" * 400)
     assert len(store.objects[PATHS.metadata(0)][0]) <= CLAIM_BYTES_MAX
     with pytest.raises(UsageError, match="a shorter name"):

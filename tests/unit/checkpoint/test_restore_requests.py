@@ -48,7 +48,7 @@ def test_a_restart_from_an_older_checkpoint_reads_it_and_the_newest_once():
     assert successor.restore(5).checkpoint_id == 5
     assert successor.section(5, TAG) == b"5"
     small_checkpoint(successor, successor.next_checkpoint_id)
-    assert [store.reads[PATHS.metadata(one)] for one in (5, 6)] == [1, 1]
+    assert [store.reads[PATHS.metadata(number)] for number in (5, 6)] == [1, 1]
 
 
 def test_a_commit_after_the_first_look_is_found():
@@ -66,7 +66,7 @@ def test_sections_are_read_from_the_store_once_a_checkpoint_began():
     store = filled(2)
     successor = started(store, "b")
     assert small_checkpoint(successor, 4, sections={TAG: b"4"}).checkpoint_id == 4
-    assert [successor.section(one, TAG) for one in (2, 4)] == [b"2", b"4"]
+    assert [successor.section(number, TAG) for number in (2, 4)] == [b"2", b"4"]
 
 
 def test_large_checkpoints_that_are_pinned_are_not_read_to_tell_them_from_claims():

@@ -30,85 +30,103 @@ from statelog.store import LocationPaths, open_store
 EXCLUSIVE, SHARED = CheckpointedStateScope.EXCLUSIVE, CheckpointedStateScope.SHARED
 
 
+@pytest.fixture
+def store() -> DictStore:
+    return DictStore()
+
+
 def factory(store, **more) -> FsCheckpointStreamFactory:
     folders = {"exclusive_directory": "chk-5", "shared_directory": "shared"}
     return FsCheckpointStreamFactory(store, **{**folders, "threshold_bytes": 100, **more})
 
 
+def stream_of(store, scope=EXCLUSIVE, **more) -> FsCheckpointStateOutputStream:
+    return factory(store, **more).create_checkpoint_state_output_stream(scope)
+
+
 def written(store, size, *, scope=EXCLUSIVE, **more):
-    stream = factory(store, **more).create_checkpoint_state_output_stream(scope)
+    stream = stream_of(store, scope, **more)
     stream.write(bytes(size))
     return stream.close_and_get_handle()
 
 
+def before_each_put(act):
+    """Return what a store does on requests: *act* at each conditional put, with its path."""
+    return lambda operation, path: act(path) if operation == "put_if_absent" else None
+
+
 @pytest.mark.parametrize(("size", "inline"), [(1, True), (99, True), (100, True), (101, False)])
 @pytest.mark.parametrize("write_buffer_bytes", [0, 7, 100, 5000])
-def test_the_threshold_is_inclusive(size, inline, write_buffer_bytes):
-    store = DictStore()
+def test_the_threshold_is_inclusive(store, size, inline, write_buffer_bytes):
     handle = written(store, size, write_buffer_bytes=write_buffer_bytes)
     assert isinstance(handle, ByteStreamStateHandle) is inline
     assert handle.size_bytes == size
     assert len(store.objects) == (0 if inline else 1)
 
 
-def test_a_threshold_of_zero_makes_everything_an_object():
+def test_a_threshold_is_between_zero_and_one_mebibyte():
     assert isinstance(written(DictStore(), 1, threshold_bytes=0), FileStateHandle)
-
-
-def test_the_threshold_is_at_most_one_mebibyte():
     factory(DictStore(), threshold_bytes=MAX_FILE_STATE_THRESHOLD)
-    with pytest.raises(UsageError, match="must be at most 1048576"):
-        factory(DictStore(), threshold_bytes=MAX_FILE_STATE_THRESHOLD + 1)
 
 
-def test_arguments_are_checked_in_flinks_order():
-    with pytest.raises(UsageError, match=r"threshold_bytes is -\d+; it must be at least 0"):
-        factory(DictStore(), threshold_bytes=-1, write_buffer_bytes=-1)
-    with pytest.raises(UsageError, match=r"write_buffer_bytes is -\d+; it must be at least 0"):
-        factory(DictStore(), threshold_bytes=MAX_FILE_STATE_THRESHOLD + 1, write_buffer_bytes=-1)
-    with pytest.raises(UsageError, match="directory"):
-        factory(DictStore(), shared_directory="")
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"threshold_bytes": MAX_FILE_STATE_THRESHOLD + 1}, "must be at most 1048576"),
+        ({"threshold_bytes": -1, "write_buffer_bytes": -1}, r"threshold_bytes is -\d+; .* least 0"),
+        (
+            {"threshold_bytes": MAX_FILE_STATE_THRESHOLD + 1, "write_buffer_bytes": -1},
+            r"write_buffer_bytes is -\d+; it must be at least 0",
+        ),
+        ({"shared_directory": ""}, "directory"),
+    ],
+)
+def test_arguments_are_checked_in_flinks_order(arguments, match):
+    with pytest.raises(UsageError, match=match):
+        factory(DictStore(), **arguments)
+
+
+def test_a_buffer_is_at_least_as_large_as_the_threshold():
     with pytest.raises(UsageError, match="smaller than the threshold"):
         FsCheckpointStateOutputStream(DictStore(), "d", threshold_bytes=2, buffer_bytes=1)
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_the_store_sees_one_put_for_each_large_state_and_nothing_else(count):
-    store = DictStore()
-    one = factory(store)
+def test_the_store_sees_one_put_for_each_large_state_and_nothing_else(store, count):
+    streams = factory(store)
     for _ in range(count):
-        stream = one.create_checkpoint_state_output_stream(SHARED)
+        stream = streams.create_checkpoint_state_output_stream(SHARED)
         for _ in range(30):
             stream.write(b"0123456789")
             stream.flush()
             stream.sync()
         stream.close_and_get_handle()
-        small = one.create_checkpoint_state_output_stream(EXCLUSIVE)
+        small = streams.create_checkpoint_state_output_stream(EXCLUSIVE)
         small.write(b"x")
         small.close_and_get_handle()
-        one.create_task_owned_state_stream().close()
+        streams.create_task_owned_state_stream().close()
     assert store.requests == {"put_if_absent": count}
     assert len(store.objects) == count, "every name is new"
 
 
-def test_scopes_choose_the_folder():
-    store = DictStore()
+def test_scopes_choose_the_folder(store):
     assert written(store, 101).path.startswith("chk-5/")
     assert written(store, 101, scope=SHARED).path.startswith("shared/")
     assert written(store, 1, scope=SHARED).name.startswith("shared/"), "the name it would have had"
-    one = FsCheckpointStreamFactory.for_checkpoint(store, 5, paths=LocationPaths("job"))
-    stream = one.create_task_owned_state_stream()
+    streams = FsCheckpointStreamFactory.for_checkpoint(store, 5, paths=LocationPaths("job"))
+    stream = streams.create_task_owned_state_stream()
     stream.write(bytes(30000))
     assert stream.close_and_get_handle().path.startswith("job/taskowned/")
-    assert repr(one) == "File Stream Factory @ job/chk-5"
-    assert not one.can_fast_duplicate(FileStateHandle("a", 1), EXCLUSIVE)
+    assert repr(streams) == "File Stream Factory @ job/chk-5"
+    assert not streams.can_fast_duplicate(FileStateHandle("a", 1), EXCLUSIVE)
 
 
-def test_the_handle_has_the_checksum_of_the_whole_object():
-    store = DictStore()
-    stream = factory(store).create_checkpoint_state_output_stream(EXCLUSIVE)
+def test_the_handle_has_the_checksum_of_the_whole_object(store):
+    stream = stream_of(store)
     for piece in (b"a" * 70, memoryview(b"b" * 70), bytearray(b"c")):
         stream.write(piece)
+    with pytest.raises(TypeError):
+        stream.write(5)
     assert stream.tell() == 141
     handle = stream.close_and_get_handle()
     content = b"a" * 70 + b"b" * 70 + b"c"
@@ -127,16 +145,15 @@ def test_the_handle_has_the_checksum_of_the_whole_object():
 
 
 def test_an_empty_stream_has_no_handle_and_stays_open():
-    stream = factory(DictStore()).create_checkpoint_state_output_stream(EXCLUSIVE)
+    stream = stream_of(DictStore())
     stream.write(b"")
     assert stream.close_and_get_handle() is None
     stream.write(b"x")
     assert stream.close_and_get_handle().data == b"x"
 
 
-def test_closing_discards_and_is_final():
-    store = DictStore()
-    with factory(store).create_checkpoint_state_output_stream(EXCLUSIVE) as stream:
+def test_closing_discards_and_is_final(store):
+    with stream_of(store) as stream:
         stream.write(bytes(5000))
     assert store.requests == {}
     assert stream.closed
@@ -148,19 +165,14 @@ def test_closing_discards_and_is_final():
     stream.close()
 
 
-def test_an_error_in_the_block_leaves_nothing():
-    store = DictStore()
-    with (
-        pytest.raises(RuntimeError),
-        factory(store).create_checkpoint_state_output_stream(EXCLUSIVE) as stream,
-    ):
+def test_an_error_in_the_block_leaves_nothing(store):
+    with pytest.raises(RuntimeError), stream_of(store) as stream:
         stream.write(bytes(5000))
         raise RuntimeError
     assert store.objects == {}
 
 
-def test_taken_names_are_left_alone_and_others_tried():
-    store = DictStore()
+def test_taken_names_are_left_alone_and_others_tried(store):
     names = iter(["taken", "taken", "free"])
     store.put("chk-5/taken", b"not ours")
     assert written(store, 101, new_name=lambda: next(names)).path == "chk-5/free"
@@ -168,23 +180,19 @@ def test_taken_names_are_left_alone_and_others_tried():
     assert store.deleted == []
 
 
-def test_an_object_whose_answer_was_lost_is_the_streams():
-    store = DictStore()
-    store.on_request = lambda operation, path: "lose" if operation == "put_if_absent" else None
+def test_an_object_whose_answer_was_lost_is_the_streams(store):
+    store.on_request = before_each_put(lambda path: "lose")
     handle = written(store, 101)
     assert [handle.path] == list(store.objects)
     assert 1 == store.requests["put_if_absent"]
 
 
-def test_ten_attempts_then_a_clear_error_and_nothing_left():
-    store = DictStore()
+def test_ten_attempts_then_a_clear_error_and_nothing_left(store):
+    def fail(path):
+        raise StoreError("no route to host")
 
-    def broken(operation, path):
-        if operation == "put_if_absent":
-            raise StoreError("no route to host")
-
-    store.on_request = broken
-    stream = factory(store).create_checkpoint_state_output_stream(EXCLUSIVE)
+    store.on_request = before_each_put(fail)
+    stream = stream_of(store)
     stream.write(bytes(101))
     with pytest.raises(StoreError, match=r"101 bytes of state to chk-5/.*10 attempts") as raised:
         stream.close_and_get_handle()
@@ -195,9 +203,8 @@ def test_ten_attempts_then_a_clear_error_and_nothing_left():
         stream.close_and_get_handle()
 
 
-def test_entropy_takes_the_place_of_its_marker():
+def test_entropy_takes_the_place_of_its_marker(store):
     entropy = Entropy("_ENT_", 6)
-    store = DictStore()
     folder = "a-_ENT_-z/chk-5"
     paths = {
         written(store, 101, exclusive_directory=folder, entropy=entropy).path for _ in range(5)
@@ -216,43 +223,32 @@ def test_entropy_takes_the_place_of_its_marker():
             Entropy(*arguments)
 
 
-def test_a_stream_refuses_a_number():
-    stream = factory(DictStore()).create_checkpoint_state_output_stream(EXCLUSIVE)
-    with pytest.raises(TypeError):
-        stream.write(5)
+def test_any_other_error_of_the_store_comes_through_and_leaves_nothing(store):
+    def fail(path):
+        store.objects[path] = (b"half", store.now)
+        raise RuntimeError("a bug of the store")
 
-
-def test_any_other_error_of_the_store_comes_through_and_leaves_nothing():
-    store = DictStore()
-
-    def fail(operation, path):
-        if operation == "put_if_absent":
-            store.objects[path] = (b"half", store.now)
-            raise RuntimeError("a bug of the store")
-
-    store.on_request = fail
+    store.on_request = before_each_put(fail)
     with pytest.raises(RuntimeError, match="a bug of the store"):
         written(store, 101)
     assert ({}, 1) == (store.objects, store.requests["put_if_absent"])
 
 
-def test_duplicate_copies_objects_under_their_names_and_passes_inline_state_on():
-    store = DictStore()
+def test_duplicate_copies_objects_under_their_names_and_passes_inline_state_on(store):
     large, small = written(store, 500, scope=SHARED), written(store, 5)
-    one = factory(store)
-    copies = one.duplicate([large, small], EXCLUSIVE)
+    streams = factory(store)
+    copies = streams.duplicate([large, small], EXCLUSIVE)
     assert [f"chk-5/{large.path.removeprefix('shared/')}", small] == [copies[0].path, copies[1]]
     assert (500, large.crc32c) == (copies[0].size_bytes, copies[0].crc32c)
     assert store.objects[copies[0].path] == store.objects[large.path]
-    (again,) = one.duplicate([large], EXCLUSIVE)  # the name is taken now: another one
+    (again,) = streams.duplicate([large], EXCLUSIVE)  # the name is taken now: a new one
     assert again.path not in (large.path, copies[0].path)
     assert store.objects[again.path] == store.objects[large.path]
-    assert not one.can_fast_duplicate(large, EXCLUSIVE)
+    assert not streams.can_fast_duplicate(large, EXCLUSIVE)
 
 
 @pytest.mark.parametrize("fault", ["damaged", "missing", "store", "foreign", "scope"])
-def test_a_duplicate_that_fails_leaves_no_copy(fault):
-    store = DictStore()
+def test_a_duplicate_that_fails_leaves_no_copy(store, fault):
     good, bad = written(store, 500, scope=SHARED), written(store, 600, scope=SHARED)
     before = set(store.objects)
     expected = {"damaged": CorruptionError, "missing": ObjectNotFoundError, "store": OSError}
@@ -262,41 +258,42 @@ def test_a_duplicate_that_fails_leaves_no_copy(fault):
         before.remove(bad.path)
         del store.objects[bad.path]
     elif fault == "store":
-        writes = []
+        puts = []
 
-        def fail(operation, path):
-            if operation == "put_if_absent" and (writes.append(path) or len(writes) >= 2):
+        def fail_from_the_second(path):
+            puts.append(path)
+            if len(puts) >= 2:
                 raise OSError("disk full")
 
-        store.on_request = fail
+        store.on_request = before_each_put(fail_from_the_second)
     handles = [good, "foreign" if fault == "foreign" else bad]
     with pytest.raises(expected.get(fault, UsageError)):
         factory(store).duplicate(handles, "exclusive" if fault == "scope" else EXCLUSIVE)
     assert before == set(store.objects)
 
 
-def test_a_duplicate_deletes_no_object_that_may_be_of_another_copy():
+def test_a_duplicate_deletes_no_object_that_may_be_of_another_copy(store):
     """The name is taken, and the store answers with an error: whose the object is, nothing says."""
-    store = DictStore()
-    large = written(store, 500, scope=SHARED)
-    (first,) = factory(store).duplicate([large], EXCLUSIVE)
-    writes = []
 
-    def fail(operation, path):
-        if operation == "put_if_absent" and (writes.append(path) or len(writes) == 1):
+    def fail_first(path):
+        puts.append(path)
+        if len(puts) == 1:
             raise StoreError("500", path=path)
 
-    store.on_request = fail
+    puts = []
+    large = written(store, 500, scope=SHARED)
+    (first,) = factory(store).duplicate([large], EXCLUSIVE)
+    store.on_request = before_each_put(fail_first)
     (second,) = factory(store).duplicate([large], EXCLUSIVE)
-    assert [first.path, second.path] == writes
+    assert [first.path, second.path] == puts
     assert 3 == len({large.path, first.path, second.path} & set(store.objects))
 
 
 def test_a_factory_from_options_has_their_threshold():
     options = load_options({"stream.data-inline-threshold": 5}, environ={}).stream
     for size, inline in ((5, True), (6, False)):
-        made = FsCheckpointStreamFactory.from_options(DictStore(), 3, options)
-        stream = made.create_checkpoint_state_output_stream(EXCLUSIVE)
+        streams = FsCheckpointStreamFactory.from_options(DictStore(), 3, options)
+        stream = streams.create_checkpoint_state_output_stream(EXCLUSIVE)
         stream.write(bytes(size))
         handle = stream.close_and_get_handle()
         assert inline == isinstance(handle, ByteStreamStateHandle)

@@ -1,7 +1,5 @@
 """`verify` finds each of a list of planted faults, names it, and finds nothing on a sound tree."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Iterator
@@ -35,7 +33,6 @@ from statelog.testing.faulty_store import FaultyStore
 pytestmark = pytest.mark.campaign
 
 ALL = KeyGroupRange(0, 7)
-Fault = Callable[[FaultyStore, str], None]
 
 
 def output_of(store: FaultyStore, number: int) -> dict:
@@ -51,14 +48,14 @@ def output_of(store: FaultyStore, number: int) -> dict:
 def tree() -> FaultyStore:
     """Return a location with log files, inline log, a snapshot and staged output; 3 of 5 retained."""
     store = FaultyStore()
-    owner = started(store, retained=3)  # type: ignore[arg-type]
+    owner = started(store, retained=3)
     for number in range(1, 6):
         sets = [[(kg, f"{number}/{kg}/{i}".encode() * 9) for kg in (0, 3, 7)] for i in range(3)]
         others = [[(7, f"{number}/other {i}".encode() * 9)] for i in range(3)]
         halves = [
             TaskStateSnapshot(
                 part,
-                log_in_file(store, part, others if part.start else sets, number),  # type: ignore[arg-type]
+                log_in_file(store, part, others if part.start else sets, number),
                 snapshot_of(store, number, part) if number == 3 and part.start == 0 else None,
             )
             for part in (KeyGroupRange(0, 3), KeyGroupRange(4, 7))
@@ -92,23 +89,23 @@ def planted(tree: FaultyStore) -> FaultyStore:
 def verified(store: FaultyStore) -> tuple[list[VerifiedObject], int | None]:
     sound = SoundCheckpoints()
     findings = []
-    for one in verify_location(store):  # type: ignore[arg-type]
-        sound.add(one)
-        if one.problem:
-            findings.append(one)
+    for item in verify_location(store):
+        sound.add(item)
+        if item.problem:
+            findings.append(item)
     return findings, sound.newest
 
 
 def needed(tree: FaultyStore) -> dict[str, set[int]]:
     """Return by object which retained checkpoints need it."""
-    found: dict[str, set[int]] = {}
-    newest = Entries(tree).newest()  # type: ignore[arg-type]
+    needed_by: dict[str, set[int]] = {}
+    newest = Entries(tree).newest()
     assert newest is not None
     for checkpoint_id in newest.retained:
-        one = read_checkpoint(tree, checkpoint_id).checkpoint  # type: ignore[arg-type]
-        for path in (PATHS.metadata(checkpoint_id), *one.referenced_paths()):
-            found.setdefault(path, set()).add(checkpoint_id)
-    return found
+        checkpoint = read_checkpoint(tree, checkpoint_id).checkpoint
+        for path in (PATHS.metadata(checkpoint_id), *checkpoint.referenced_paths()):
+            needed_by.setdefault(path, set()).add(checkpoint_id)
+    return needed_by
 
 
 def names(tree: FaultyStore, kind: str) -> list[str]:
@@ -118,8 +115,8 @@ def names(tree: FaultyStore, kind: str) -> list[str]:
 def expect(tree: FaultyStore, store: FaultyStore, path: str, finding: str) -> VerifiedObject:
     """Check that exactly this object is found, and which checkpoint is the newest sound one."""
     findings, newest_sound = verified(store)
-    assert [(path, finding)] == [(one.path, one.finding) for one in findings], findings
-    sound = set(Entries(tree).newest().retained) - needed(tree)[path]  # type: ignore
+    assert [(path, finding)] == [(item.path, item.finding) for item in findings], findings
+    sound = set(Entries(tree).newest().retained) - needed(tree)[path]
     assert max(sound, default=None) == newest_sound
     assert path in findings[0].problem or "checkpoint" in findings[0].problem
     return findings[0]
@@ -128,12 +125,12 @@ def expect(tree: FaultyStore, store: FaultyStore, path: str, finding: str) -> Ve
 KINDS = ("chk-", "dstl/", "taskowned/", "output/")
 
 
-def test_the_tree_is_sound_and_has_every_kind(tree: FaultyStore) -> None:
+def test_the_tree_is_sound_and_has_every_kind(tree):
     assert verified(tree) == ([], 5)
-    found = list(verify_location(tree))  # type: ignore[arg-type]
-    assert {"checkpoint", "changelog", "snapshot", "other"} == {one.kind for one in found}
-    assert set(needed(tree)) == {one.path for one in found}
-    assert all(set(one.checkpoints) == needed(tree)[one.path] for one in found)
+    items = list(verify_location(tree))
+    assert {"checkpoint", "changelog", "snapshot", "other"} == {item.kind for item in items}
+    assert set(needed(tree)) == {item.path for item in items}
+    assert all(set(item.checkpoints) == needed(tree)[item.path] for item in items)
 
 
 def places(size: int) -> Iterator[int]:
@@ -144,16 +141,16 @@ def places(size: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bit_flip_in_any_region_is_found(tree: FaultyStore, kind: str) -> None:
+def test_a_bit_flip_in_any_region_is_found(tree, kind):
     offsets = 0
     for path in names(tree, kind)[-2:]:
-        for at in places(len(tree.objects[path])):
+        for position in places(len(tree.objects[path])):
             store = planted(tree)
             content = bytearray(store.objects[path])
-            content[at] ^= 1 << (at % 8)
+            content[position] ^= 1 << (position % 8)
             store.objects[path] = bytes(content)
             findings, newest_sound = verified(store)
-            assert [path] == [finding.path for finding in findings], (path, at, findings)
+            assert [path] == [finding.path for finding in findings], (path, position, findings)
             assert findings[0].finding in ("damaged", "newer")
             assert newest_sound not in needed(tree)[path]
             offsets += findings[0].offset is not None
@@ -162,28 +159,28 @@ def test_a_bit_flip_in_any_region_is_found(tree: FaultyStore, kind: str) -> None
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_a_file_without_its_mark_is_read_and_found(compress: bool) -> None:
+def test_a_file_without_its_mark_is_read_and_found(compress):
     """It looks like a file of Flink; what handles say of its change sets is still right."""
     store = FaultyStore()
-    owner = started(store)  # type: ignore[arg-type]
+    owner = started(store)
     sets = [[(kg, bytes([kg]) * 900) for kg in (0, 3, 7)] for _ in range(2)]
-    log = log_in_file(store, ALL, sets, compress=compress)  # type: ignore[arg-type]
+    log = log_in_file(store, ALL, sets, compress=compress)
     run_checkpoint(owner, 1, [TaskStateSnapshot(ALL, log)])
     (path,) = names(store, "dstl/")
     whole = store.objects[path]
-    changes = list(read_changes(store, log))  # type: ignore[arg-type]
+    changes = list(read_changes(store, log))
     for place, bit in itertools.product(range(1, 1 + len(MAGIC)), range(8)):
         content = bytearray(whole)
         content[-place] ^= 1 << bit
         store.objects[path] = bytes(content)
-        assert changes == list(read_changes(store, log))  # type: ignore[arg-type]
+        assert changes == list(read_changes(store, log))
         assert "mark" in expect(store, store, path, "damaged").problem
 
 
-def test_metadata_without_its_trailer_is_found() -> None:
+def test_metadata_without_its_trailer_is_found():
     """Of a checkpoint that is not retained, but whose inline change sets are needed."""
     store = FaultyStore()
-    owner = started(store, retained=1)  # type: ignore[arg-type]
+    owner = started(store, retained=1)
     for number in (1, 2):
         log = log_inline(ALL, [[(kg, bytes([kg]) * 900) for kg in (0, 3, 7)]], number)
         run_checkpoint(owner, number, [TaskStateSnapshot(ALL, log)])
@@ -211,7 +208,7 @@ FAULTS: dict[str, Callable[[bytes], bytes | None]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_object_with_other_content_is_found(tree: FaultyStore, kind: str, fault: str) -> None:
+def test_an_object_with_other_content_is_found(tree, kind, fault):
     # Without its newest checkpoint a location is one that ended before it.
     store, path = planted(tree), names(tree, kind)[0 if fault == "missing" else -1]
     content = FAULTS[fault](store.objects.pop(path))
@@ -221,7 +218,7 @@ def test_an_object_with_other_content_is_found(tree: FaultyStore, kind: str, fau
 
 
 @pytest.mark.parametrize("kind", ["dstl/", "output/", "chk-"])
-def test_swapped_objects_are_found(tree: FaultyStore, kind: str) -> None:
+def test_swapped_objects_are_found(tree, kind):
     first, last = names(tree, kind)[-2:]
     store = planted(tree)
     store.objects[first], store.objects[last] = store.objects[last], store.objects[first]
@@ -230,11 +227,11 @@ def test_swapped_objects_are_found(tree: FaultyStore, kind: str) -> None:
     assert newest_sound not in needed(tree)[first] | needed(tree)[last]
 
 
-def test_metadata_of_another_checkpoint_is_found(tree: FaultyStore) -> None:
+def test_metadata_of_another_checkpoint_is_found(tree):
     store = planted(tree)
     store.objects[PATHS.metadata(5)] = store.objects[PATHS.metadata(4)]
-    one = expect(tree, store, PATHS.metadata(5), "damaged")
-    assert "contains checkpoint 4" in one.problem
+    item = expect(tree, store, PATHS.metadata(5), "damaged")
+    assert "contains checkpoint 4" in item.problem
 
 
 def rewritten(
@@ -242,7 +239,7 @@ def rewritten(
 ) -> FaultyStore:
     """Return the tree with metadata that another program wrote, with sound checksums."""
     store = planted(tree)
-    stored = read_checkpoint(store, checkpoint_id)  # type: ignore[arg-type]
+    stored = read_checkpoint(store, checkpoint_id)
     changed = change(copy.deepcopy(stored.checkpoint))
     assert isinstance(changed, CompletedCheckpoint)
     sections = {tag: data for tag, data in stored.sections.items() if tag not in RESERVED_TAGS}
@@ -252,29 +249,31 @@ def rewritten(
     return store
 
 
-def test_a_wrong_checksum_in_a_handle_is_found(tree: FaultyStore) -> None:
+def test_a_wrong_checksum_in_a_handle_is_found(tree):
     paths = []
 
-    def change(one: CompletedCheckpoint) -> CompletedCheckpoint:
-        last = one.log[-1]
+    def change(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
+        last = checkpoint.log[-1]
         entry = replace(last.handles_and_offsets[1], crc32c=7)
-        paths.append(entry.handle.path)  # type: ignore[union-attr]
+        paths.append(entry.handle.path)
         entries = (last.handles_and_offsets[0], entry, *last.handles_and_offsets[2:])
-        return replace(one, log=(*one.log[:-1], replace(last, handles_and_offsets=entries)))
+        return replace(
+            checkpoint, log=(*checkpoint.log[:-1], replace(last, handles_and_offsets=entries))
+        )
 
     store = rewritten(tree, 5, change)
-    one = expect(tree, store, paths[0], "damaged")
-    assert one.offset is not None
-    assert one.offset > 0
+    item = expect(tree, store, paths[0], "damaged")
+    assert item.offset is not None
+    assert item.offset > 0
 
 
-def test_a_gap_in_the_log_is_found(tree: FaultyStore) -> None:
+def test_a_gap_in_the_log_is_found(tree):
     for lost in (0, -3):  # a handle of the first checkpoint after the snapshot, and of the parent
 
-        def change(one: CompletedCheckpoint, lost: int = lost) -> CompletedCheckpoint:
-            log = list(one.log)
+        def change(checkpoint: CompletedCheckpoint, lost: int = lost) -> CompletedCheckpoint:
+            log = list(checkpoint.log)
             del log[lost]
-            return replace(one, log=tuple(log))
+            return replace(checkpoint, log=tuple(log))
 
         store = rewritten(tree, 5, change)
         findings, newest_sound = verified(store)
@@ -283,13 +282,13 @@ def test_a_gap_in_the_log_is_found(tree: FaultyStore) -> None:
         assert newest_sound == 4
 
 
-def test_a_snapshot_of_wrong_key_groups_is_found(tree: FaultyStore) -> None:
+def test_a_snapshot_of_wrong_key_groups_is_found(tree):
     data = parquet(KeyGroupRange(5, 6))
 
-    def change(one: CompletedCheckpoint) -> CompletedCheckpoint:
-        (snapshot,) = one.materialized
-        handle = FileStateHandle(snapshot.handle.path, len(data), checksum([data]))  # type: ignore
-        return replace(one, materialized=(replace(snapshot, handle=handle),))
+    def change(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
+        (snapshot,) = checkpoint.materialized
+        handle = FileStateHandle(snapshot.handle.path, len(data), checksum([data]))
+        return replace(checkpoint, materialized=(replace(snapshot, handle=handle),))
 
     store = planted(tree)
     for checkpoint_id in (3, 4, 5):
@@ -304,10 +303,10 @@ def test_a_snapshot_of_wrong_key_groups_is_found(tree: FaultyStore) -> None:
     assert newest_sound is None
 
 
-def test_a_newer_version_is_not_called_damaged(tree: FaultyStore) -> None:
+def test_a_newer_version_is_not_called_damaged(tree):
     store = planted(tree)
     path = PATHS.metadata(5)
-    stored = read_checkpoint(store, 5)  # type: ignore[arg-type]
+    stored = read_checkpoint(store, 5)
     body = bytearray(encode_record(stored.checkpoint))
     body[0:2] = (99).to_bytes(2, "big")
     writer = SegmentWriter()
@@ -318,7 +317,7 @@ def test_a_newer_version_is_not_called_damaged(tree: FaultyStore) -> None:
     assert newest_sound == 4
 
 
-def test_a_half_written_checkpoint_is_no_finding_without_metadata(tree: FaultyStore) -> None:
+def test_a_half_written_checkpoint_is_no_finding_without_metadata(tree):
     store = planted(tree)
     store.objects["chk-6/exclusive-state"] = b"of a checkpoint that was not committed"
     assert verified(store) == ([], 5)
@@ -329,15 +328,15 @@ def test_a_half_written_checkpoint_is_no_finding_without_metadata(tree: FaultySt
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_found_on_sound_histories(seed: int) -> None:
+def test_nothing_is_found_on_sound_histories(seed):
     """With snapshots of parts, other numbers of tasks, evolved schemas, and rewinds."""
     history = History(f"verify {seed}", FaultyStore())
     for _ in range(8):
         history.run(2)
-        assert verified(history.store) == ([], history.checkpoint_id)  # type: ignore[arg-type]
+        assert verified(history.store) == ([], history.checkpoint_id)
 
 
-def test_a_cached_copy_is_verified_once_and_others_always(tree: FaultyStore) -> None:
+def test_a_cached_copy_is_verified_once_and_others_always(tree):
     from statelog.checkpoint import state_stream
     from statelog.errors import CorruptionError
     from statelog.store import CachedStore
@@ -346,15 +345,15 @@ def test_a_cached_copy_is_verified_once_and_others_always(tree: FaultyStore) -> 
     (path,) = names(tree, "taskowned/")
     data = store.objects[path]
     handle = FileStateHandle(path, len(data), checksum([data]))
-    cached = CachedStore(store, 10**6)  # type: ignore[arg-type]
+    cached = CachedStore(store, 10**6)
     summed: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_stream, "checksum", lambda some: summed.append(1) or checksum(some))
+        patch.setattr(state_stream, "checksum", lambda pieces: summed.append(1) or checksum(pieces))
         for _ in range(3):
-            assert bytes(state_stream.read_stream(cached, handle)) == data  # type: ignore
+            assert bytes(state_stream.read_stream(cached, handle)) == data
         assert len(summed) == 1
         for _ in range(2):
-            state_stream.read_stream(CachedStore(store, 1), handle)  # type: ignore[arg-type]
+            state_stream.read_stream(CachedStore(store, 1), handle)
         assert len(summed) == 3, "an object that is not kept is verified each time"
     with pytest.raises(CorruptionError, match="checksum"):
-        state_stream.read_stream(cached, replace(handle, crc32c=7))  # type: ignore[arg-type]
+        state_stream.read_stream(cached, replace(handle, crc32c=7))

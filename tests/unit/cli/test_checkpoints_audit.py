@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.locations import changing_commands
@@ -82,7 +81,7 @@ def run(place: Place, command: str, words: list[str]) -> int:
     return cli.run([*command.split(), *words])
 
 
-def test_no_command_is_forgotten() -> None:
+def test_no_command_is_forgotten():
     verbs = [
         command.callback.__name__ for command in cli.verbs.registered_commands if command.callback
     ]
@@ -94,7 +93,7 @@ def test_no_command_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("command", READ_ONLY | DRY_RUNS)
-def test_a_command_that_changes_nothing_writes_no_line(command: str, place: Place) -> None:
+def test_a_command_that_changes_nothing_writes_no_line(command, place):
     if command == "edit":
         changing_commands.with_export(place)
     before = sorted(Path(place.state).rglob("*"))
@@ -103,7 +102,7 @@ def test_a_command_that_changes_nothing_writes_no_line(command: str, place: Plac
 
 
 @pytest.mark.parametrize("name", sorted(CHANGING))
-def test_a_command_that_changes_a_location_writes_one_line(name: str, place: Place) -> None:
+def test_a_command_that_changes_a_location_writes_one_line(name, place):
     prepare, command = changing_commands.COMMANDS[name]
     prepare(place)
     earlier = {line.name for line in lines_of(place.state)}
@@ -138,9 +137,7 @@ def check_line(line: AuditLine, operation: str, location: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gc", "edit from files", "copy", "rewind", "forget --now"])
-def test_a_command_that_was_killed_is_unfinished(
-    name: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_was_killed_is_unfinished(name, place, tmp_path, monkeypatch):
     prepare, command = changing_commands.COMMANDS[name]
     killer = Killer()
     killer.install(monkeypatch)
@@ -160,7 +157,7 @@ def test_a_command_that_was_killed_is_unfinished(
         assert (["unfinished"] if limit else []) == outcomes, f"killed before change {limit}"
 
 
-def test_a_line_has_no_key_and_no_secret(place: Place) -> None:
+def test_a_line_has_no_key_and_no_secret(place):
     assert run(place, "forget", ["LOC", *KEY, "--now", "--apply"]) == 0
     (line,) = lines_of(place.state)
     assert line.begin is not None
@@ -174,7 +171,7 @@ def test_a_line_has_no_key_and_no_secret(place: Place) -> None:
     assert {"url": "s3://***@bucket/x"} == line.begin.arguments
 
 
-def test_an_error_is_named_without_its_text(place: Place) -> None:
+def test_an_error_is_named_without_its_text(place):
     with pytest.raises(StoreError), audited(open_location(place.new), "test") as operation:
         operation.begin()
         raise StoreError("the key of a person")
@@ -183,14 +180,14 @@ def test_an_error_is_named_without_its_text(place: Place) -> None:
     assert ("failed", "StoreError") == (line.outcome, line.end.error)
 
 
-def test_nothing_is_changed_without_a_line(place: Place) -> None:
+def test_nothing_is_changed_without_a_line(place):
     changing_commands.with_garbage(place)
     Path(place.state, "audit").write_bytes(b"no folder")
     assert run(place, "gc", ["LOC", "--min-age", "0s", "--apply"]) == 1
     assert Path(place.state, "dstl", "orphan").exists()
 
 
-def test_the_log_is_shown(place: Place, call, monkeypatch: Any) -> None:
+def test_the_log_is_shown(place, call, monkeypatch):
     assert "is empty" in call("audit", place.state)
     monkeypatch.setenv(USER_ENVIRONMENT, "ann\x1b[2J")
     for name in ("a", "b", "c"):
@@ -206,7 +203,7 @@ def test_the_log_is_shown(place: Place, call, monkeypatch: Any) -> None:
     assert 4 == last["result"]["checkpoint_id"]
 
 
-def test_damaged_lines_are_reported(place: Place, call) -> None:
+def test_damaged_lines_are_reported(place, call):
     for name in ("a", "b", "c"):
         call("tag", place.state, name)
     first, second, _, fourth, fifth, _ = sorted(Path(place.state, "audit").iterdir())
@@ -224,21 +221,19 @@ def test_damaged_lines_are_reported(place: Place, call) -> None:
     assert first.name in call("audit", place.new, status=1), "copied as it is"
 
 
-def test_the_folder_is_kept_by_gc_and_copied_by_copy(place: Place, call) -> None:
+def test_the_folder_is_kept_by_gc_and_copied_by_copy(place, call):
     call("tag", place.state, "a")
     store = open_store(place.state)
     later = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
     report = collect_garbage(store, min_age=dt.timedelta(0), apply=True, now=later)
     assert 0 == report.unknown
-    assert [] == [found.problem for found in verify_location(store) if found.problem]
+    assert [] == [item.problem for item in verify_location(store) if item.problem]
     call("copy", place.state, place.new)
     assert ["tag", "copy"] == [operation_of(line) for line in lines_of(place.new)]
     assert ["tag"] == [operation_of(line) for line in lines_of(place.state)]
 
 
-def test_the_lines_of_an_encrypted_location_are_encrypted(
-    place: Place, call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lines_of_an_encrypted_location_are_encrypted(place, call, monkeypatch):
     monkeypatch.setenv("KEYS", "k:" + base64.b64encode(bytes(32)).decode())
     call("copy", place.state, place.new, "--new-encryption", "env:KEYS")
     monkeypatch.setenv("STATELOG_ENCRYPTION", "env:KEYS")
@@ -249,7 +244,7 @@ def test_the_lines_of_an_encrypted_location_are_encrypted(
     assert "name=a" in call("audit", place.new)
 
 
-def test_calls_from_python_write_lines_too(place: Place) -> None:
+def test_calls_from_python_write_lines_too(place):
     statelog.tag(place.state, "a")
     changing_commands.edit(place)
     statelog.forget(place.state, key_of(changing_commands.KEY), apply=True)

@@ -36,10 +36,7 @@ def damaged(location: str, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("command", [name for name in CALLS if name != "demo"])
 @pytest.mark.parametrize("which", ["location", "damaged"])
-def test_a_command_prints_a_forged_location_escaped(
-    which: str, command: str, request: pytest.FixtureRequest, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_command_prints_a_forged_location_escaped(which, command, request, tmp_path, monkeypatch, capfd):  # fmt: skip
     place = request.getfixturevalue("damaged")
     if which == "location":
         for orphan in Path(place).rglob("x\x1b*"):
@@ -77,7 +74,7 @@ COMMANDS = [
 ]
 
 
-def test_the_command_line_prints_through_its_console() -> None:
+def test_the_command_line_prints_through_its_console():
     """Checks that no command has a way around the escapes."""
     way_around = re.compile(
         r"rich\.table|(?<!Plain)Console\(|(?<!\.)\bprint\(|sys\.std(out|err)\.write"

@@ -120,7 +120,7 @@ def text_of(report: Report) -> str:
     return "\n".join(lines)
 
 
-def test_every_command_is_tried() -> None:
+def test_every_command_is_tried():
     verbs = [
         command.callback.__name__ for command in cli.verbs.registered_commands if command.callback
     ]
@@ -134,9 +134,7 @@ def test_every_command_is_tried() -> None:
 @pytest.mark.parametrize(
     "only", [KINDS, pytest.param(None, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])]
 )
-def test_every_command_acts_within_the_location_only(
-    only: set[str] | None, tmp_path: Path, listener: Listener
-) -> None:
+def test_every_command_acts_within_the_location_only(only, tmp_path, listener):
     forger = Forger(world(tmp_path), listener.port, only)
     forgeries = forger.make()
     assert only is None or only == {forgery.name for forgery in forgeries}
@@ -155,7 +153,7 @@ def test_every_command_acts_within_the_location_only(
     assert not wrong, "\n" + "\n".join(map(text_of, wrong))
 
 
-def test_the_tripwires_see_what_a_user_asks_for(tmp_path: Path, listener: Listener) -> None:
+def test_the_tripwires_see_what_a_user_asks_for(tmp_path, listener):
     """The same calls with the victim's places, named by the user: every kind of access is seen."""
     forger = Forger(world(tmp_path), listener.port, {"hostile-names", "name-up-in-log"})
     hostile, _ = forger.make()

@@ -40,10 +40,7 @@ def forge_checkpoint(location: Path, time_ms: int) -> None:
 
 
 @pytest.mark.parametrize("time_ms", TIMES)
-def test_no_command_ends_with_a_traceback(
-    time_ms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_no_command_ends_with_a_traceback(time_ms, tmp_path, monkeypatch, capsys):  # fmt: skip
     job = StoredJob("forged times", tmp_path)
     for _ in range(3):
         job.micro_batch()

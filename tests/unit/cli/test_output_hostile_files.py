@@ -28,8 +28,8 @@ def private(tmp_path: Path) -> Path:
 
 
 def test_edit_reads_no_file_that_a_link_in_the_location_leads_to(
-    call, location: Path, private: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    call, location, private, monkeypatch
+):
     (location / "file.parquet").symlink_to(private / "keys.parquet")
     (location / "folder").symlink_to(private)
     (location / "files").mkdir()
@@ -46,8 +46,8 @@ def test_edit_reads_no_file_that_a_link_in_the_location_leads_to(
 
 
 def test_edit_reads_a_file_elsewhere_and_links_within_the_location(
-    call, location: Path, private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    call, location, private, tmp_path, monkeypatch
+):
     (location / "files").mkdir()
     os.link(private / "keys.parquet", location / "files" / "keys.parquet")
     (location / "alias").symlink_to("files")
@@ -64,7 +64,7 @@ def test_edit_reads_a_file_elsewhere_and_links_within_the_location(
         assert sum(report["counts"].values()) == 1, path
 
 
-def test_a_report_is_not_written_through_a_link(call, tmp_path: Path, private: Path) -> None:
+def test_a_report_is_not_written_through_a_link(call, tmp_path, private):
     """In a folder that others write to: by its name, or by a temporary name that can be guessed."""
     small_job(tmp_path / "job")
     secret = private / "secret"
@@ -85,7 +85,7 @@ def test_a_report_is_not_written_through_a_link(call, tmp_path: Path, private: P
     assert secret.read_text() == "precious"
 
 
-def test_an_export_is_not_written_through_a_link(call, location: Path, private: Path) -> None:
+def test_an_export_is_not_written_through_a_link(call, location, private):
     (location / "out").symlink_to(private)
     (location / "files").mkdir()
     (location / "files" / "total.parquet").symlink_to(private / "keys.parquet")

@@ -37,6 +37,13 @@ def with_sets(count: int) -> ChangeLog:
     return log
 
 
+def persisting(count: int) -> ChangeLog:
+    """Return a log whose sets are being uploaded for a persist, which has the number 0."""
+    log = with_sets(count)
+    log.handle(PersistRequested(0, 0), 0)
+    return log
+
+
 def uploads(actions: list[Action]) -> list[list[int]]:
     return [
         [change_set.sqn.value for change_set in action.change_sets]
@@ -45,7 +52,7 @@ def uploads(actions: list[Action]) -> list[list[int]]:
     ]
 
 
-def test_three_persists_share_three_uploads() -> None:
+def test_three_persists_share_three_uploads():
     log = ChangeLog(0)
     sent = []
     for persist_id, from_sqn in enumerate((0, 0, 1)):
@@ -59,14 +66,13 @@ def test_three_persists_share_three_uploads() -> None:
         CompletePersist(2, (result(1), result(2)), 2),
     ] == second, "the last one is complete without set 0"
     last = log.handle(UploadSucceeded((result(0),)), 0)
-    assert [0, 1] == [each.persist_id for each in last if isinstance(each, CompletePersist)]
-    assert [1, 0] == [
-        each.incremental_size_bytes for each in last if isinstance(each, CompletePersist)
-    ]
+    completed = [action for action in last if isinstance(action, CompletePersist)]
+    assert [0, 1] == [action.persist_id for action in completed]
+    assert [1, 0] == [action.incremental_size_bytes for action in completed]
     log.check_invariants()
 
 
-def test_sets_below_the_persist_stay_until_a_flush() -> None:
+def test_sets_below_the_persist_stay_until_a_flush():
     log = with_sets(3)
     assert [[2]] == uploads(log.handle(PersistRequested(0, 2), 0))
     assert 2 == log.pending_bytes
@@ -75,9 +81,8 @@ def test_sets_below_the_persist_stay_until_a_flush() -> None:
     log.check_invariants()
 
 
-def test_a_failed_set_fails_the_persists_that_want_it_and_is_sent_again() -> None:
-    log = with_sets(2)
-    log.handle(PersistRequested(0, 0), 0)
+def test_a_failed_set_fails_the_persists_that_want_it_and_is_sent_again():
+    log = persisting(2)
     log.handle(ChangesCut((), 1), 0)
     log.handle(PersistRequested(1, 2), 0)
     error = OSError("no")
@@ -88,9 +93,8 @@ def test_a_failed_set_fails_the_persists_that_want_it_and_is_sent_again() -> Non
     log.check_invariants()
 
 
-def test_truncation_releases_what_is_uploaded_and_forgets_the_rest() -> None:
-    log = with_sets(3)
-    log.handle(PersistRequested(0, 0), 0)
+def test_truncation_releases_what_is_uploaded_and_forgets_the_rest():
+    log = persisting(3)
     log.handle(UploadSucceeded(tuple(result(sqn) for sqn in range(3))), 0)
     log.handle(Confirmed(0, 1), 0)
     released = ReleaseSets((result(0), result(1)))
@@ -100,9 +104,8 @@ def test_truncation_releases_what_is_uploaded_and_forgets_the_rest() -> None:
     log.check_invariants()
 
 
-def test_truncation_spares_a_persist_whose_truncated_sets_are_confirmed() -> None:
-    log = with_sets(1)
-    log.handle(PersistRequested(0, 0), 0)
+def test_truncation_spares_a_persist_whose_truncated_sets_are_confirmed():
+    log = persisting(1)
     log.handle(UploadSucceeded((result(0),)), 0)
     log.handle(Confirmed(0, 1), 0)
     log.handle(ChangesCut((), 1), 0)
@@ -113,9 +116,8 @@ def test_truncation_spares_a_persist_whose_truncated_sets_are_confirmed() -> Non
     assert CompletePersist(1, (result(0), result(1)), 1) in actions
 
 
-def test_a_confirmation_during_the_upload_holds_when_it_ends() -> None:
-    log = with_sets(2)
-    log.handle(PersistRequested(0, 0), 0)
+def test_a_confirmation_during_the_upload_holds_when_it_ends():
+    log = persisting(2)
     assert [] == log.handle(Confirmed(0, 2), 0)
     first, *others = log.handle(UploadSucceeded((result(0), result(1))), 0)
     assert HandOver((result(0), result(1))) == first, (
@@ -126,9 +128,8 @@ def test_a_confirmation_during_the_upload_holds_when_it_ends() -> None:
     log.check_invariants()
 
 
-def test_a_set_that_is_confirmed_and_truncated_during_its_upload_reaches_its_persist() -> None:
-    log = with_sets(2)
-    log.handle(PersistRequested(0, 0), 0)
+def test_a_set_that_is_confirmed_and_truncated_during_its_upload_reaches_its_persist():
+    log = persisting(2)
     log.handle(Confirmed(0, 1), 0)
     assert [] == log.handle(Truncated(1), 0)
     log.check_invariants()
@@ -140,9 +141,8 @@ def test_a_set_that_is_confirmed_and_truncated_during_its_upload_reaches_its_per
     log.check_invariants()
 
 
-def test_a_failed_upload_ends_a_confirmation() -> None:
-    log = with_sets(2)
-    log.handle(PersistRequested(0, 0), 0)
+def test_a_failed_upload_ends_a_confirmation():
+    log = persisting(2)
     log.handle(Confirmed(0, 2), 0)
     log.handle(Truncated(1), 0)
     error = OSError("full")
@@ -154,26 +154,23 @@ def test_a_failed_upload_ends_a_confirmation() -> None:
     assert [HandOver((result(1),))] == log.handle(Confirmed(1, 2), 0)
 
 
-def test_a_close_ends_confirmations_of_running_uploads() -> None:
-    log = with_sets(1)
-    log.handle(PersistRequested(0, 0), 0)
+def test_a_close_ends_confirmations_of_running_uploads():
+    log = persisting(1)
     log.handle(Confirmed(0, 1), 0)
     (failed,) = log.handle(Closed(), 0)
     assert isinstance(failed, FailPersist)
     assert [ReleaseSets((result(0),))] == log.handle(UploadSucceeded((result(0),)), 0)
 
 
-def test_a_set_is_handed_over_once() -> None:
-    log = with_sets(2)
-    log.handle(PersistRequested(0, 0), 0)
+def test_a_set_is_handed_over_once():
+    log = persisting(2)
     log.handle(UploadSucceeded((result(0), result(1))), 0)
     assert [HandOver((result(0),))] == log.handle(Confirmed(0, 1), 0)
     assert [HandOver((result(1),))] == log.handle(Confirmed(0, 2), 0)
 
 
-def test_a_close_keeps_what_was_handed_out_and_releases_the_rest() -> None:
-    log = with_sets(1)
-    log.handle(PersistRequested(0, 0), 0)
+def test_a_close_keeps_what_was_handed_out_and_releases_the_rest():
+    log = persisting(1)
     log.handle(UploadSucceeded((result(0),)), 0)
     log.handle(ChangesCut((), 1), 0)
     log.handle(FlushRequested(), 0)
@@ -192,9 +189,8 @@ def test_a_close_keeps_what_was_handed_out_and_releases_the_rest() -> None:
         log.handle(PersistRequested(2, 0), 0)
 
 
-def test_truncate_and_close_releases_what_no_checkpoint_holds() -> None:
-    log = with_sets(2)
-    log.handle(PersistRequested(0, 0), 0)
+def test_truncate_and_close_releases_what_no_checkpoint_holds():
+    log = persisting(2)
     log.handle(UploadSucceeded((result(0), result(1))), 0)
     assert [HandOver((result(0),)), ReleaseSets((result(0), result(1)))] == log.handle(
         Closed(unwanted_from_sqn=1), 0

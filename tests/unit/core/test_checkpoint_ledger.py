@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from tests.support.locations.checkpoints import record_of
 from tests.support.strategies import log_handle
 
 from statelog.core.checkpoint_ledger import (
@@ -37,15 +38,12 @@ MS = 1_000_000
 
 
 def completed(plan: WriteMetadata) -> CompletedCheckpoint:
-    return CompletedCheckpoint(
+    return record_of(
+        plan.log,
+        plan.materialized,
         checkpoint_id=plan.checkpoint_id,
         parent_id=plan.parent_id,
-        created_at_ms=0,
-        epoch=1,
-        owner_id="o",
         max_parallelism=8,
-        materialized=plan.materialized,
-        log=plan.log,
         retained=plan.retained,
     )
 
@@ -103,7 +101,7 @@ def test_ranges_must_be_disjoint_and_of_the_job(ranges):
         ledger_with().handle(Triggered(0, ranges), 0)
 
 
-def test_the_missing_are_named_with_the_time_waited():
+def test_missing_tasks_are_named_with_the_time_waited():
     ledger = ledger_with()
     ledger.handle(Triggered(0, (RIGHT, LEFT)), 5 * MS)
     ledger.handle(Acknowledged(0, TaskStateSnapshot(RIGHT, None)), 6 * MS)
@@ -118,7 +116,7 @@ def test_of_two_acknowledgements_the_last_counts_until_the_commit():
     for number in (1, 2):
         ledger.handle(Acknowledged(0, TaskStateSnapshot(ALL, log_handle(0, number, ALL))), 0)
     [plan] = ledger.handle(CommitRequested(0), 0)
-    assert [one.state_handle_id for one in plan.log] == ["h2"]
+    assert [handle.state_handle_id for handle in plan.log] == ["h2"]
     late = Acknowledged(0, TaskStateSnapshot(ALL, log_handle(0, 3, ALL)))
     assert refused(ledger, late) == "committing"
     assert refused(ledger, Triggered(0, (ALL,))) == "committing"
@@ -132,10 +130,10 @@ def test_a_checkpoint_without_tasks_is_a_checkpoint():
 
 
 def test_log_handles_get_the_id_of_their_checkpoint():
-    assert [one.checkpoint_id for one in ledger_with(3).latest.log] == [0, 1, 2]
+    assert [handle.checkpoint_id for handle in ledger_with(3).latest.log] == [0, 1, 2]
 
 
-def test_after_fencing_nothing_goes_but_a_restart():
+def test_a_fenced_owner_can_only_restart():
     ledger = ledger_with(1)
     ledger.handle(Fenced("epoch 2 is claimed"), 0)
     for event in (Triggered(1, (ALL,)), CommitRequested(1), CleanUpRequested(()), Deleted(())):
@@ -181,19 +179,21 @@ def random_event(dice: random.Random, ledger: CheckpointLedger, step: int):
     if dice.random() < 0.1:
         checkpoint_id = max(0, checkpoint_id + dice.randint(-2, 2))
     ranges = split_key_groups(8, dice.randint(1, 3))
-    own = dice.choice(ranges)
+    key_groups = dice.choice(ranges)
     if pending is not None and dice.random() < 0.9:
-        waiting = [one for one in pending.ranges if one not in pending.snapshots]
-        own = dice.choice(waiting or pending.ranges)
-    log = log_handle(0, dice.randrange(step + 1), own) if dice.random() < 0.7 else None
+        waiting = [part for part in pending.ranges if part not in pending.snapshots]
+        key_groups = dice.choice(waiting or pending.ranges)
+    log = log_handle(0, dice.randrange(step + 1), key_groups) if dice.random() < 0.7 else None
     materialized = None
     if dice.random() < 0.3:
         handle = FileStateHandle(f"s{step}", 1)
-        materialized = MaterializedHandle(own, max(0, checkpoint_id - dice.randint(0, 1)), handle)
+        materialized = MaterializedHandle(
+            key_groups, max(0, checkpoint_id - dice.randint(0, 1)), handle
+        )
     return dice.choice(
         [
             *[Triggered(checkpoint_id, ranges)] * (6 if pending is None else 1),
-            *[Acknowledged(checkpoint_id, TaskStateSnapshot(own, log, materialized))] * 6,
+            *[Acknowledged(checkpoint_id, TaskStateSnapshot(key_groups, log, materialized))] * 6,
             *[CommitRequested(checkpoint_id)] * 4,
             CleanUpRequested(()),
             Declined(checkpoint_id, "dice"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.locations.checkpoints import record_of
 
 from statelog.core.snapshot_schedule import LogDistances, SnapshotSchedule, choose_key_groups
 from statelog.errors import InvalidOptionsError
@@ -37,15 +38,8 @@ class Job:
     def checkpoint(self) -> CompletedCheckpoint | None:
         if not self.number:
             return None
-        return CompletedCheckpoint(
-            checkpoint_id=self.number,
-            parent_id=None,
-            created_at_ms=0,
-            epoch=1,
-            owner_id="x",
-            max_parallelism=GROUPS,
-            materialized=self.snapshots,
-            log=self.log,
+        return record_of(
+            self.log, self.snapshots, checkpoint_id=self.number, max_parallelism=GROUPS
         )
 
     def batch(self, log_bytes: int, tasks: int) -> int:
@@ -86,7 +80,7 @@ POLICY = SnapshotPolicy(
     sizes=st.lists(st.integers(0, 400), min_size=GROUPS, max_size=GROUPS),
     batches=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 6)), min_size=150, max_size=250),
 )
-def test_the_log_and_a_batch_are_bounded(sizes: list[int], batches: list[tuple[int, int]]) -> None:
+def test_the_log_and_a_batch_are_bounded(sizes, batches):
     job = Job(POLICY, np.array(sizes, np.float64))
     state = sum(sizes)
     room = max(POLICY.slice_bytes, state / POLICY.max_slices)
@@ -101,7 +95,7 @@ def test_the_log_and_a_batch_are_bounded(sizes: list[int], batches: list[tuple[i
         assert (job.log_bytes(), len(job.log)) == (distances.log_bytes, distances.log_handles)
 
 
-def test_even_batches_pay_evenly_and_the_log_keeps_to_its_bound() -> None:
+def test_even_batches_pay_evenly_and_the_log_keeps_to_its_bound():
     job = Job(POLICY, np.full(GROUPS, 125.0))  # 4,000 bytes of state: 8 slices, 8,000 bytes of log
     written = [job.batch(100, 2) for _ in range(400)]
     assert job.log_bytes() <= 8000
@@ -114,14 +108,14 @@ def test_even_batches_pay_evenly_and_the_log_keeps_to_its_bound() -> None:
     assert gaps.max() <= 7
 
 
-def test_a_small_state_is_written_whole_and_only_when_its_log_is_full() -> None:
+def test_a_small_state_is_written_whole_and_only_when_its_log_is_full():
     job = Job(POLICY, np.full(GROUPS, 1.0))
     written = [job.batch(90, 2) for _ in range(13)]
     assert [0] * 12 + [32] == written  # 12 batches of 90 bytes pass 1,000
     assert 0 == job.log_bytes()
 
 
-def test_nothing_is_due_without_a_log() -> None:
+def test_nothing_is_due_without_a_log():
     job = Job(POLICY, np.full(GROUPS, 125.0))
     assert () == choose_key_groups(POLICY, LogDistances.of(None, GROUPS), job.sizes)
     assert 0 == job.batch(0, 1)
@@ -141,7 +135,7 @@ def schedule(entries: int = 3200) -> SnapshotSchedule:
     return SnapshotSchedule(POLICY, GROUPS, state_entries=entries, entry_bytes=10)
 
 
-def test_a_failed_snapshot_is_tried_again_after_the_others() -> None:
+def test_a_failed_snapshot_is_tried_again_after_the_others():
     plan = schedule()
     (first,) = plan.choose(distances(), 0)
     assert 10_000 == plan.failed(first, 0)
@@ -157,7 +151,7 @@ def test_a_failed_snapshot_is_tried_again_after_the_others() -> None:
     assert 10_000 == plan.failed(first, 0)
 
 
-def test_the_size_of_entries_is_learned_from_the_snapshots() -> None:
+def test_the_size_of_entries_is_learned_from_the_snapshots():
     plan = SnapshotSchedule(POLICY, GROUPS)
     assert (KeyGroupRange(0, GROUPS - 1),) == plan.choose(
         distances(), 0
@@ -181,6 +175,6 @@ def test_the_size_of_entries_is_learned_from_the_snapshots() -> None:
         {"max_slices": 0},
     ],
 )
-def test_bounds_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_bounds_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InvalidOptionsError, match=next(iter(wrong))):
-        SnapshotPolicy(**wrong)  # type: ignore[arg-type]
+        SnapshotPolicy(**wrong)

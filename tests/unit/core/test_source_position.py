@@ -39,14 +39,16 @@ class Files:
 
 def entry(*batches: int, files: int = 1, timestamp: int = 5) -> str:
     lines = [
-        json.dumps({"path": f"file:///in/{batch}-{at}", "timestamp": timestamp, "batchId": batch})
+        json.dumps(
+            {"path": f"file:///in/{batch}-{index}", "timestamp": timestamp, "batchId": batch}
+        )
         for batch in batches
-        for at in range(files)
+        for index in range(files)
     ]
     return "\n".join(["v1", *lines])
 
 
-def test_only_the_offset_of_a_file_source_names_an_entry_of_a_log() -> None:
+def test_only_the_offset_of_a_file_source_names_an_entry_of_a_log():
     assert 3 == log_entry('{"logOffset":3}')
     assert -1 == log_entry(None)
     for other in ("7", '{"topic":{"0":1}}', '{"logOffset":1,"x":2}', '{"reservoirVersion":1}', "x"):
@@ -57,20 +59,20 @@ def test_only_the_offset_of_a_file_source_names_an_entry_of_a_log() -> None:
     assert logged_range("7", "8") is None
 
 
-def test_positions_differ_where_any_offset_does() -> None:
+def test_positions_differ_where_any_offset_does():
     assert NOTHING_READ == position_of([]) == position_of([None, None])
-    assert 3 == len({position_of(one) for one in (["1", "2"], ["1", None], ["2", "1"])})
+    assert 3 == len({position_of(offsets) for offsets in (["1", "2"], ["1", None], ["2", "1"])})
 
 
-def test_an_entry_is_the_same_wherever_it_is_kept_and_other_files_or_times_are_not() -> None:
-    own = Files({"sources/0/3": entry(3, files=2), "sources/0/4": entry(4)})
-    digest = entries_digest(own, "0", 2, 4)
+def test_an_entry_is_the_same_wherever_it_is_kept_and_other_files_or_times_are_not():
+    plain = Files({"sources/0/3": entry(3, files=2), "sources/0/4": entry(4)})
+    digest = entries_digest(plain, "0", 2, 4)
     compact = Files({"sources/0/3": entry(3, files=2), "sources/0/4.compact": entry(1, 2, 3, 4)})
     assert digest == entries_digest(compact, "0", 2, 4)
     later = Files(
         {"sources/0/9.compact": entry(1), "sources/0/6.compact": entry(*range(7), files=2)}
     )
-    twice = Files({f"sources/0/{at}": entry(at, files=2) for at in (3, 4)})
+    twice = Files({f"sources/0/{batch}": entry(batch, files=2) for batch in (3, 4)})
     assert entries_digest(twice, "0", 2, 4) == entries_digest(later, "0", 2, 4)
     for other in (
         {"sources/0/3": entry(3, files=2), "sources/0/4": entry(4, timestamp=6)},
@@ -82,7 +84,7 @@ def test_an_entry_is_the_same_wherever_it_is_kept_and_other_files_or_times_are_n
     assert "" == entries_digest(Files({"sources/0/9": entry(9)}), "0", 2, 3)
 
 
-def test_of_a_compact_log_only_the_end_is_read() -> None:
+def test_of_a_compact_log_only_the_end_is_read():
     log = Files({"sources/0/99.compact": entry(*range(100), files=LINES // 100)})
     whole = len(log.contents["sources/0/99.compact"])
     last = entries_digest(log, "0", 98, 99)
@@ -94,24 +96,24 @@ def test_of_a_compact_log_only_the_end_is_read() -> None:
     assert entries_digest(single, "0", 8, 9) == entries_digest(long, "0", 8, 9)
 
 
-def test_the_logs_of_all_sources_with_new_files_are_read() -> None:
+def test_the_logs_of_all_sources_with_new_files_are_read():
     files = Files({"sources/0/0": entry(0), "sources/0/1": entry(1), "sources/2/4": entry(4)})
     before = ['{"logOffset":-1}', "5", '{"logOffset":3}']
-    found = read_source_logs(
+    logs = read_source_logs(
         files, ["0", "1", "2"], before, ['{"logOffset":1}', "6", '{"logOffset":4}']
     )
     assert [(0, "0", -1, 1), (2, "2", 3, 4)] == [
-        (one.source, one.folder, one.after, one.upto) for one in found
+        (log.source, log.folder, log.after, log.upto) for log in logs
     ]
-    assert all(one.digest for one in found)
+    assert all(log.digest for log in logs)
     assert () == read_source_logs(files, ["0", "1", "2"], before, before)
 
 
-def test_files_of_spark_that_are_cut_short_or_newer_are_named() -> None:
+def test_files_of_spark_that_are_cut_short_or_newer_are_named():
     times = b'{"batchWatermarkMs":7,"batchTimestampMs":9,"conf":{"x":"1"}}'
-    found = parse_offsets(b"v1\n" + times + b'\n{"a":1}\n-', "o")
-    assert ('{"a":1}', None) == found.offsets
-    assert (7, 9, 2) == (found.watermark_ms, found.timestamp_ms, found.sources)
+    plain = parse_offsets(b"v1\n" + times + b'\n{"a":1}\n-', "o")
+    assert ('{"a":1}', None) == plain.offsets
+    assert (7, 9, 2) == (plain.watermark_ms, plain.timestamp_ms, plain.sources)
     named = parse_offsets(b"v2\n" + times + b'\none:{"a":1}\nother:-\nthird:7', "o")
     assert (7, 9, 3, None) == (named.watermark_ms, named.timestamp_ms, named.sources, named.offsets)
     for torn in (b"v1", b'v1\n{"x":1}', b"v1\nnothing\n1", b'v1\n{"x":\n1'):

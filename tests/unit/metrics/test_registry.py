@@ -16,7 +16,7 @@ from statelog.metrics import (
 )
 
 
-def test_the_table_explains_flinks_names() -> None:
+def test_the_table_explains_flinks_names():
     assert METRICS["upload_sizes"].flink_name == "ChangelogStorage.uploadSizes"
     assert all(spec.unit and spec.description.endswith(".") for spec in METRICS.values())
     names = [spec.flink_name for spec in METRICS.values() if spec.flink_name]
@@ -24,7 +24,7 @@ def test_the_table_explains_flinks_names() -> None:
     assert "" == METRICS["upload_queue_age"].flink_name
 
 
-def test_a_reader_never_sees_a_counter_go_back() -> None:
+def test_a_reader_never_sees_a_counter_go_back():
     """Folding takes the summands off for a moment; a reader in between would see too little."""
     metrics, stop = sl.Metrics(), threading.Event()
 
@@ -47,7 +47,7 @@ def test_a_reader_never_sees_a_counter_go_back() -> None:
     assert sorted(seen) == seen
 
 
-def test_no_increment_is_lost_between_threads() -> None:
+def test_no_increment_is_lost_between_threads():
     metrics = sl.Metrics()
 
     def count() -> None:
@@ -62,7 +62,7 @@ def test_no_increment_is_lost_between_threads() -> None:
     assert 20000 == metrics.snapshot()["number_of_upload_requests"]
 
 
-def test_a_histogram_keeps_the_last_thousand() -> None:
+def test_a_histogram_keeps_the_last_thousand():
     metrics = sl.Metrics()
     for value in range(1500):
         metrics.record("upload_sizes", value)
@@ -78,13 +78,13 @@ def test_a_histogram_keeps_the_last_thousand() -> None:
     assert 0 == HistogramSnapshot(()).quantile(0.5)
 
 
-def test_a_gauge_is_read_with_the_snapshot() -> None:
+def test_a_gauge_is_read_with_the_snapshot():
     metrics = sl.Metrics()
     metrics.gauge("upload_queue_size", lambda: 4)
     assert 4 == metrics.snapshot()["upload_queue_size"]
 
 
-def test_an_unknown_metric_is_refused() -> None:
+def test_an_unknown_metric_is_refused():
     metrics = sl.Metrics()
     for call in (
         lambda: metrics.count("upload_sizes"),
@@ -96,16 +96,16 @@ def test_an_unknown_metric_is_refused() -> None:
     assert MetricKind.GAUGE == METRICS["upload_queue_size"].kind
 
 
-def test_a_journal_is_recorded_by_another_process_once() -> None:
+def test_a_journal_is_recorded_by_another_process_once():
     journal, metrics = MetricsJournal(), Metrics()
     journal.count("number_of_upload_requests", 3)
     journal.record("upload_sizes", 500)
     journal.record("upload_sizes", 700)
     for _ in range(2):  # the second time there is nothing to take
         add_entries(metrics, journal.take())
-    for each in (journal, metrics):
-        assert each.value("number_of_upload_requests") == 3
-        sizes = each.value("upload_sizes")
+    for recorded in (journal, metrics):
+        assert recorded.value("number_of_upload_requests") == 3
+        sizes = recorded.value("upload_sizes")
         assert isinstance(sizes, HistogramSnapshot)
         assert (sizes.values, sizes.total_sum) == ((500, 700), 1200)
     add_entries(metrics, [("of_a_newer_version", 1.0)])

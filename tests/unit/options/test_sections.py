@@ -11,7 +11,7 @@ from statelog.options import load_options
 FLINK = "state.changelog.dstl.dfs."
 
 
-def test_the_defaults_are_flinks() -> None:
+def test_the_defaults_are_flinks():
     options = cl.ChangelogOptions()
     assert (False, 5 << 20, 10 << 20, 5, 1, 100 << 20, "fixed", 3) == (
         options.compression_enabled,
@@ -36,7 +36,7 @@ def test_the_defaults_are_flinks() -> None:
     )
 
 
-def test_flinks_keys_are_understood_in_all_spellings() -> None:
+def test_flinks_keys_are_understood_in_all_spellings():
     expected = cl.ChangelogOptions(
         base_path="s3://bucket/log",
         compression_enabled=True,
@@ -63,7 +63,7 @@ def test_flinks_keys_are_understood_in_all_spellings() -> None:
     ("text", "expected"),
     [("0", 0), ("17", 17), ("5MB", 5 << 20), ("2 kb", 2048), ("1 gibibytes", 1 << 30), (12, 12)],
 )
-def test_sizes_have_binary_units(text: object, expected: int) -> None:
+def test_sizes_have_binary_units(text, expected):
     options = cl.ChangelogOptions.from_mapping({"preemptive_persist_threshold": text})
     assert expected == options.preemptive_persist_threshold_bytes
 
@@ -72,7 +72,7 @@ def test_sizes_have_binary_units(text: object, expected: int) -> None:
     ("text", "milliseconds"),
     [("10 ms", 10), ("0", 0), ("2s", 2000), ("PT1M", 60000), ("P1DT1H", 90000000), (5, 5)],
 )
-def test_durations_come_in_many_forms(text: object, milliseconds: int) -> None:
+def test_durations_come_in_many_forms(text, milliseconds):
     options = cl.ChangelogOptions.from_mapping({"upload.timeout": text})
     assert dt.timedelta(milliseconds=milliseconds) == options.upload_timeout
 
@@ -95,12 +95,12 @@ def test_durations_come_in_many_forms(text: object, milliseconds: int) -> None:
     ],
     ids=lambda settings: " ".join(f"{key}={value}" for key, value in settings.items()),
 )
-def test_nonsense_is_refused(settings: dict[str, object]) -> None:
+def test_nonsense_is_refused(settings):
     with pytest.raises(InvalidOptionsError):
         cl.ChangelogOptions.from_mapping(settings)
 
 
-def test_a_key_of_another_section_is_named_with_the_function_that_takes_it() -> None:
+def test_a_key_of_another_section_is_named_with_the_function_that_takes_it():
     flink = {
         "state.changelog.dstl.dfs.upload.num-threads": "10",
         "execution.checkpointing.num-retained": "2",

@@ -1,14 +1,12 @@
 """Options from many places: what counts, what is refused, and where a bad value came from."""
 
 import datetime as dt
-from pathlib import Path
 
 import pytest
 
 from statelog import changelog as cl
 from statelog.errors import InvalidOptionsError
 from statelog.options import SnapshotPolicy, load_options
-from statelog.options.declaration import Option
 from statelog.options.sections import FOREIGN, OPTIONS, Options, find_option, variable_of
 
 ATTEMPTS = "changelog.upload.max-attempts"
@@ -18,38 +16,38 @@ def load(settings: dict[str, object] | None = None, **places: object) -> Options
     return load_options(settings, **{"environ": {}, **places})
 
 
-def test_without_settings_all_are_defaults() -> None:
+def test_without_settings_all_are_defaults():
     assert Options() == load()
 
 
-def test_the_first_place_with_a_value_counts() -> None:
+def test_the_first_place_with_a_value_counts():
     yaml = "changelog: {upload: {max-attempts: 2}}"
     environ = {"STATELOG_CHANGELOG_UPLOAD_MAX_ATTEMPTS": "3", "PATH": "/bin"}
     spark = [("spark.statelog.changelog.upload.max-attempts", "4"), ("spark.app.name", "x")]
-    found = [
+    loaded = [
         load(yaml_text=yaml),
         load(yaml_text=yaml, environ=environ),
         load(yaml_text=yaml, environ=environ, spark_conf=spark),
         load({ATTEMPTS: 5}, yaml_text=yaml, environ=environ, spark_conf=dict(spark)),
     ]
-    assert [2, 3, 4, 5] == [options.changelog.upload_max_attempts for options in found]
+    assert [2, 3, 4, 5] == [options.changelog.upload_max_attempts for options in loaded]
 
 
-def test_the_environment_is_that_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_that_of_this_process(monkeypatch):
     monkeypatch.setenv("STATELOG_CHECKPOINT_RETAINED", "9")
     assert 9 == load_options().checkpoint.retained
     assert 3 == load().checkpoint.retained
 
 
 @pytest.mark.parametrize("spec", OPTIONS, ids=lambda spec: spec.key)
-def test_each_option_has_a_field_and_all_its_keys_lead_to_it(spec: Option) -> None:
+def test_each_option_has_a_field_and_all_its_keys_lead_to_it(spec):
     section = getattr(Options(), spec.section.replace("-", "_"))
     assert spec.default in (None, getattr(section, spec.field))
     for key in (spec.key, *spec.other_keys):
         assert spec is find_option(key)
 
 
-def test_each_field_has_an_option() -> None:
+def test_each_field_has_an_option():
     table = {(spec.section.replace("-", "_"), spec.field) for spec in OPTIONS}
     options = Options()
     fields = {
@@ -62,7 +60,7 @@ def test_each_field_has_an_option() -> None:
     assert len(OPTIONS) == len({variable_of(spec.key) for spec in OPTIONS})
 
 
-def test_flinks_keys_reach_every_section() -> None:
+def test_flinks_keys_reach_every_section():
     options = load(
         {
             "state.changelog.dstl.dfs.upload.timeout": "2 s",
@@ -87,7 +85,7 @@ def test_flinks_keys_reach_every_section() -> None:
     )
 
 
-def test_a_yaml_file_may_be_nested_or_flat(tmp_path: Path) -> None:
+def test_a_yaml_file_may_be_nested_or_flat(tmp_path):
     file = tmp_path / "statelog.yaml"
     nested = (
         "statelog:\n  changelog:\n    batch.persist-delay: 20 ms\n  snapshot:\n"
@@ -105,7 +103,7 @@ def test_a_yaml_file_may_be_nested_or_flat(tmp_path: Path) -> None:
     assert Options() == load(yaml_text="")
 
 
-def test_an_error_says_where_the_value_came_from(tmp_path: Path) -> None:
+def test_an_error_says_where_the_value_came_from(tmp_path):
     file = tmp_path / "s.yaml"
     file.write_text("changelog:\n  upload:\n    timeout: soon\n")
     cases = {
@@ -123,7 +121,7 @@ def test_an_error_says_where_the_value_came_from(tmp_path: Path) -> None:
             load(**places)
 
 
-def test_a_contradiction_names_both_places() -> None:
+def test_a_contradiction_names_both_places():
     with pytest.raises(InvalidOptionsError) as caught:
         load(
             {"changelog.upload.max-in-flight": "1 mb"},
@@ -137,7 +135,7 @@ def test_a_contradiction_names_both_places() -> None:
         load({"changelog.batch.persist-size-threshold": "1 gb"})
 
 
-def test_a_slip_is_answered_with_the_nearest_key() -> None:
+def test_a_slip_is_answered_with_the_nearest_key():
     for places, near in (
         ({"settings": {"changelog.upload.max-atempts": 1}}, ATTEMPTS),
         ({"spark_conf": {"spark.statelog.checkpoint.retaind": "1"}}, "checkpoint.retained"),
@@ -151,9 +149,13 @@ def test_a_slip_is_answered_with_the_nearest_key() -> None:
             load(**places)
 
 
-def test_a_variable_that_is_no_option_is_ignored() -> None:
-    own = {"STATELOG_FAIL_POINTS": "after-commit", "STATELOG_X": "", "STATELOG_TEST_KEYS": "a:b"}
-    assert Options() == load(environ=own)
+def test_a_variable_that_is_no_option_is_ignored():
+    environ = {
+        "STATELOG_FAIL_POINTS": "after-commit",
+        "STATELOG_X": "",
+        "STATELOG_TEST_KEYS": "a:b",
+    }
+    assert Options() == load(environ=environ)
     with pytest.raises(InvalidOptionsError, match=r"docs/reference/options\.md"):
         load(environ={"STATELOG_STREAM_Q": "1"})
 
@@ -177,12 +179,12 @@ def test_a_variable_that_is_no_option_is_ignored() -> None:
     ],
     ids=str,
 )
-def test_nonsense_is_refused(places: dict[str, object]) -> None:
+def test_nonsense_is_refused(places):
     with pytest.raises(InvalidOptionsError):
         load(**places)
 
 
-def test_flinks_options_without_effect_are_refused() -> None:
+def test_flinks_options_without_effect_are_refused():
     for foreign in FOREIGN:
         assert all(foreign is find_option(key) for key in foreign.keys)
     for key, value, reason in (
@@ -197,7 +199,7 @@ def test_flinks_options_without_effect_are_refused() -> None:
         cl.ChangelogOptions.from_mapping({"state.changelog.max-failures-allowed": "many"})
 
 
-def test_a_file_of_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_text_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "s.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidOptionsError, match="cannot be read"):
         load(yaml_file=tmp_path / "s.yaml")

@@ -23,7 +23,7 @@ SOURCES = Path(__file__).parents[3] / "src"
         ("", 0, "0\n1\n2\n3\n4\n"),
     ],
 )
-def test_only_the_hit_that_is_armed_kills(armed: str, status: int, said: str) -> None:
+def test_only_the_hit_that_is_armed_kills(armed, status, said):
     code = (
         "from statelog.runtime.fail_points import fail_point\n"
         "for index in range(5):\n"
@@ -40,12 +40,12 @@ def test_only_the_hit_that_is_armed_kills(armed: str, status: int, said: str) ->
     assert (status, said) == (died.returncode, died.stdout)
 
 
-def test_several_points_may_be_armed() -> None:
+def test_several_points_may_be_armed():
     assert {"a": 1, "b": 20} == parse_fail_points("a:1, b:20")
     assert {} == parse_fail_points("")
 
 
 @pytest.mark.parametrize("text", ["a", "a:0", ":1", "a:x"])
-def test_nonsense_is_refused(text: str) -> None:
+def test_nonsense_is_refused(text):
     with pytest.raises(InvalidOptionsError):
         parse_fail_points(text)

@@ -28,7 +28,7 @@ def handler() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", [ThreadLock, ReentrantThreadLock])
-def test_a_signal_while_a_waiter_acquires_the_lock_again(kind: type[ThreadLock]) -> None:
+def test_a_signal_while_a_waiter_acquires_the_lock_again(kind):
     lock = kind()
     waits = threading.Event()
 

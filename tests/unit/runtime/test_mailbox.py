@@ -29,7 +29,7 @@ def on_thread(work: Callable[[], object]) -> BaseException | None:
     return raised[0] if raised else None
 
 
-def test_commands_run_on_the_owners_thread_in_order() -> None:
+def test_commands_run_on_the_owners_thread_in_order():
     ran: list[tuple[int, threading.Thread]] = []
     with cl.TaskMailbox() as mailbox:
         for number in range(5):
@@ -47,7 +47,7 @@ def test_commands_run_on_the_owners_thread_in_order() -> None:
     assert [(number, threading.current_thread()) for number in range(5)] == ran
 
 
-def test_a_command_of_a_command_waits_for_the_next_drain() -> None:
+def test_a_command_of_a_command_waits_for_the_next_drain():
     ran: list[str] = []
 
     def first() -> None:
@@ -62,7 +62,7 @@ def test_a_command_of_a_command_waits_for_the_next_drain() -> None:
     assert ["first", "second"] == ran
 
 
-def test_run_ends_with_the_future_or_the_condition_or_the_time() -> None:
+def test_run_ends_with_the_future_or_the_condition_or_the_time():
     with cl.TaskMailbox() as mailbox:
         future: Future[None] = Future()
         timer = threading.Timer(0.01, future.set_result, (None,))
@@ -77,7 +77,7 @@ def test_run_ends_with_the_future_or_the_condition_or_the_time() -> None:
         assert mailbox.run(lambda: True)
 
 
-def test_an_error_of_a_command_reaches_the_owner_and_keeps_the_others() -> None:
+def test_an_error_of_a_command_reaches_the_owner_and_keeps_the_others():
     def fail() -> None:
         raise ValueError("no")
 
@@ -96,7 +96,7 @@ def test_an_error_of_a_command_reaches_the_owner_and_keeps_the_others() -> None:
     assert [1, 2] == ran
 
 
-def test_a_closed_mailbox_refuses_commands() -> None:
+def test_a_closed_mailbox_refuses_commands():
     mailbox = cl.TaskMailbox()
     mailbox.close()
     mailbox.close()
@@ -105,7 +105,7 @@ def test_a_closed_mailbox_refuses_commands() -> None:
     assert not mailbox.run(lambda: False)
 
 
-def test_another_thread_runs_no_commands() -> None:
+def test_another_thread_runs_no_commands():
     mailbox = cl.TaskMailbox()
     mailbox.drain()
     calls: list[Callable[[], Any]] = [mailbox.drain, mailbox.close, lambda: mailbox.run(print)]
@@ -125,6 +125,6 @@ def test_another_thread_runs_no_commands() -> None:
         (lambda mailbox: mailbox.run(print, -1), "timeout_s must be .* at least 0"),
     ],
 )
-def test_wrong_arguments_are_refused(call: Callable[[Any], object], text: str) -> None:
+def test_wrong_arguments_are_refused(call, text):
     with cl.TaskMailbox() as mailbox, pytest.raises(sl.UsageError, match=text):
         call(mailbox)

@@ -13,7 +13,14 @@ import pytest
 from tests.support.processes.no_threads import WAIT_S, NoThreads
 
 from statelog.errors import ClosedError, UnavailableError
-from statelog.runtime.pool import PoolFuture, ThreadPool, call_later
+from statelog.runtime.pool import (
+    CALLS_MAX,
+    PoolFuture,
+    ThreadPool,
+    call_later,
+    in_background,
+    together,
+)
 
 
 @pytest.fixture
@@ -53,36 +60,36 @@ def submit(pool: ThreadPool, future: PoolFuture[Any], work: Any) -> None:
     pool.submit(work, lambda result, error: complete(future, result, error))
 
 
-def test_without_a_pool_it_waits_as_any_future(pool: ThreadPool) -> None:
+def test_a_future_without_a_pool_waits_as_any_future(pool):
     future: PoolFuture[str] = PoolFuture()
     submit(pool, future, lambda: threading.current_thread().name)
     assert future.result() == "test-1"
 
 
-def test_an_error_does_not_keep_arguments_alive() -> None:
-    class Held:
+def test_an_error_does_not_keep_arguments_alive():
+    class Argument:
         pass
 
-    def fail(held: Held) -> None:
-        raise OSError(held.__class__.__name__)
+    def fail(argument: Argument) -> None:
+        raise OSError(argument.__class__.__name__)
 
     pool = ThreadPool(1, "test")
     ended = threading.Event()
-    held = Held()
-    gone = weakref.ref(held)
+    argument = Argument()
+    reference = weakref.ref(argument)
     gc.disable()  # as in a task of Spark: only counting references frees
     try:
-        pool.submit(partial(fail, held), lambda result, error: None)
-        del held
+        pool.submit(partial(fail, argument), lambda result, error: None)
+        del argument
         pool.submit(lambda: None, lambda result, error: ended.set())  # on the same thread
         assert ended.wait(WAIT_S)
-        assert gone() is None
+        assert reference() is None
     finally:
         gc.enable()
         pool.close(WAIT_S)
 
 
-def test_a_close_ends_what_waits() -> None:
+def test_a_close_ends_what_waits():
     pool = ThreadPool(1, "test")
     future: PoolFuture[None] = PoolFuture()
     with Blocker(pool):
@@ -92,9 +99,7 @@ def test_a_close_ends_what_waits() -> None:
         future.result()
 
 
-def test_a_pool_without_a_thread_fails_its_work_and_recovers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pool_without_a_thread_fails_its_work_and_recovers(monkeypatch):
     system, pool = NoThreads(monkeypatch), ThreadPool(1, "test")
     ends: list[BaseException | None] = []
     pool.submit(lambda: None, lambda _, error: ends.append(error))
@@ -108,7 +113,7 @@ def test_a_pool_without_a_thread_fails_its_work_and_recovers(
     assert (0, 1) == (pool._threads, pool._started)
 
 
-def test_work_without_a_thread_is_done_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_thread_is_done_by_the_others(monkeypatch):
     pool = ThreadPool(4, "test")
     futures: list[PoolFuture[int]] = [PoolFuture() for _ in range(8)]
     with Blocker(pool):
@@ -121,7 +126,7 @@ def test_work_without_a_thread_is_done_by_the_others(monkeypatch: pytest.MonkeyP
     assert pool._threads == 0
 
 
-def test_a_refused_spare_thread_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_spare_thread_is_asked_for_again(monkeypatch):
     pool = ThreadPool(1, "test")
     future: PoolFuture[str] = PoolFuture()
     with Blocker(pool):
@@ -136,7 +141,7 @@ def test_a_refused_spare_thread_is_asked_for_again(monkeypatch: pytest.MonkeyPat
     pool.close(WAIT_S)
 
 
-def test_spare_threads_are_bounded_and_go_when_the_others_return() -> None:
+def test_spare_threads_are_bounded_and_go_when_the_others_return():
     pool, go = ThreadPool(1, "test", spare_threads=2), threading.Event()
     for _ in range(5):
         pool.submit(lambda: go.wait(WAIT_S), ignore)
@@ -155,7 +160,7 @@ def ignore(*_: object) -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_no_error_of_a_callback_ends_a_thread(kind: type[BaseException]) -> None:
+def test_no_error_of_a_callback_ends_a_thread(kind):
     pool = ThreadPool(1, "test")
 
     def raises(result: object, error: BaseException | None) -> None:
@@ -172,7 +177,7 @@ def test_no_error_of_a_callback_ends_a_thread(kind: type[BaseException]) -> None
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_an_error_of_a_callback_does_not_stop_a_close(kind: type[BaseException]) -> None:
+def test_an_error_of_a_callback_does_not_stop_a_close(kind):
     pool, ends = ThreadPool(1, "test"), []
 
     def raises(result: object, error: BaseException | None) -> None:
@@ -185,9 +190,57 @@ def test_an_error_of_a_callback_does_not_stop_a_close(kind: type[BaseException])
     assert [ClosedError] == [type(error) for error in ends]
 
 
-def test_a_callback_of_a_closed_pool_is_called_all_the_same() -> None:
+def test_a_callback_of_a_closed_pool_is_called_all_the_same():
     pool = ThreadPool(1, "test")
     pool.close(WAIT_S)
     called: list[str] = []
     call_later(pool, called.append, "late")
     assert ["late"] == called
+
+
+def test_work_in_the_background_runs_in_a_daemon_thread_with_the_name():
+    def work() -> tuple[str, bool]:
+        thread = threading.current_thread()
+        return thread.name, thread.daemon
+
+    assert in_background(work, "work-1").result(10) == ("work-1", True)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3)])
+def test_an_error_in_the_background_arrives(error):
+    def work() -> None:
+        raise error
+
+    assert in_background(work, "work-2").exception(10) is error
+
+
+def test_results_of_calls_together_are_in_the_order_of_the_calls():
+    turns = [threading.Event() for _ in range(4)]
+    turns[-1].set()
+
+    def call(number: int) -> int:
+        turns[number].wait(30)  # the last one ends first
+        turns[number - 1].set()
+        return number
+
+    assert together([lambda n=n: call(n) for n in range(4)]) == [0, 1, 2, 3]
+    more_than_threads = range(3 * CALLS_MAX)
+    assert together([lambda n=n: n for n in more_than_threads]) == list(more_than_threads)
+
+
+def test_the_first_error_in_the_order_is_raised_when_all_calls_have_ended():
+    ended = []
+
+    def fail(number: int) -> None:
+        ended.append(number)
+        raise ValueError(number)
+
+    with pytest.raises(ValueError, match=r"^0$"):
+        together([lambda n=n: fail(n) for n in range(3)], at_one_moment=True)
+    assert sorted(ended) == [0, 1, 2]
+
+
+def test_calls_begin_when_all_threads_have_started():
+    meeting = threading.Barrier(8)
+    numbers = together([lambda: meeting.wait(30)] * 8, at_one_moment=True)
+    assert sorted(numbers) == list(range(8))

@@ -1,7 +1,5 @@
 """Timers that survive what their callbacks raise, and a system that refuses threads."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -13,7 +11,7 @@ from statelog.runtime.runtime import ThreadTimers
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_no_error_of_a_callback_ends_the_timers(kind: type[BaseException]) -> None:
+def test_no_error_of_a_callback_ends_the_timers(kind):
     clock = SystemClock()
     timers, fired = ThreadTimers(clock), threading.Event()
 
@@ -26,7 +24,7 @@ def test_no_error_of_a_callback_ends_the_timers(kind: type[BaseException]) -> No
     timers.close()
 
 
-def test_a_timer_is_kept_until_the_system_has_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timer_is_kept_until_the_system_has_a_thread(monkeypatch):
     clock, system = SystemClock(), NoThreads(monkeypatch)
     timers, first, second = ThreadTimers(clock), threading.Event(), threading.Event()
     with pytest.raises(UnavailableError, match="can't start new thread"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import CorruptionError, InvalidOptionsError
-from statelog.store import EncryptedStore, open_location, open_query_files, open_store
+from statelog.store import EncryptedStore, ObjectStore, open_location, open_query_files, open_store
 from statelog.store.encryption import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -30,55 +30,51 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "vectors"
 PLACES = itertools.count()
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
 KEYS = EncryptionKeys({"k1": KEY})
-SIZES = [0, 1, 100, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES, 200_001]
+EDGES = [0, 1, 100, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES, 10**7]
+sizes = st.sampled_from(EDGES[:-1]) | st.integers(0, 2 * CHUNK_BYTES)
+bounds = st.sampled_from(EDGES) | st.integers(0, 5 * CHUNK_BYTES)
 
 
-def raw() -> object:
+def raw() -> ObjectStore:
     return open_store(f"memory://encrypted-{os.getpid()}-{next(PLACES)}")
+
+
+@pytest.fixture
+def plain() -> ObjectStore:
+    return raw()
+
+
+@pytest.fixture
+def store(plain: ObjectStore) -> EncryptedStore:
+    return EncryptedStore(plain, KEYS)
 
 
 def content(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_what_was_put_is_read_whole_and_in_ranges(size):
-    store = EncryptedStore(raw(), KEYS)
-    data = content(size)
-    store.put("a/b", data)
-    assert bytes(store.get("a/b")) == data
-    assert store.head("a/b").size_bytes == size
-    assert [info.size_bytes for info in store.list()] == [size]
-    edges = {0, 1, size - 1, size, size + 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 10**7}
-    for start in sorted(edge for edge in edges if edge >= 0):
-        for length in (0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, size + 1):
-            read = store.get_range("a/b", start, length)
-            assert bytes(read) == data[start : start + length], (start, length)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 2 * CHUNK_BYTES), max_size=5), st.data())
-def test_content_in_pieces_is_content_in_one(sizes, draw):
+@settings(max_examples=150, deadline=None)
+@given(st.lists(sizes, max_size=5), st.lists(st.tuples(bounds, bounds), min_size=5, max_size=5))
+def test_content_in_pieces_is_read_whole_and_in_ranges(sizes, ranges):
     pieces = [content(size) for size in sizes]
     data = b"".join(pieces)
     store = EncryptedStore(raw(), KEYS)
-    store.put("name", pieces)
-    assert bytes(store.get("name")) == data
-    start = draw.draw(st.integers(0, len(data) + 10))
-    length = draw.draw(st.integers(0, len(data) + 10))
-    assert bytes(store.get_range("name", start, length)) == data[start : start + length]
-    stored = sum(map(len, encrypt(KEYS, "name", pieces)))
+    store.put("a/b", pieces)
+    assert bytes(store.get("a/b")) == data
+    assert store.head("a/b").size_bytes == len(data)
+    assert [info.size_bytes for info in store.list()] == [len(data)]
+    for start, length in (*ranges, (len(data), 1), (max(len(data) - 1, 0), 2)):
+        assert bytes(store.get_range("a/b", start, length)) == data[start : start + length]
+    stored = sum(map(len, encrypt(KEYS, "a/b", pieces)))
     assert content_bytes(stored) == len(data)
 
 
-def test_nothing_of_the_content_is_stored_and_no_two_objects_are_alike():
-    plain = raw()
-    store = EncryptedStore(plain, KEYS)
+def test_nothing_of_the_content_is_stored_and_no_two_objects_are_alike(plain, store):
     data = b"a customer's name " * 10_000
     store.put("one", data)
     store.put("two", data)
     stored = [bytes(plain.get(name)) for name in ("one", "two")]
-    assert all(b"customer" not in each for each in stored)
+    assert all(b"customer" not in content for content in stored)
     assert stored[0][HEADER_BYTES:] != stored[1][HEADER_BYTES:]
 
 
@@ -98,9 +94,7 @@ def refused(
 
 
 @pytest.mark.parametrize("size", [0, 100, CHUNK_BYTES, 2 * CHUNK_BYTES + 7])
-def test_a_change_of_any_byte_is_found(size):
-    plain = raw()
-    store = EncryptedStore(plain, KEYS)
+def test_a_change_of_any_byte_is_found(plain, store, size):
     store.put("name", content(size))
     stored = bytes(plain.get("name"))
     choice = random.Random(1)
@@ -115,10 +109,8 @@ def test_a_change_of_any_byte_is_found(size):
 
 
 @pytest.mark.parametrize("cut", [1, TAG_BYTES, CHUNK_BYTES, CHUNK_BYTES + TAG_BYTES])
-def test_an_object_that_is_cut_off_is_found(cut):
+def test_an_object_that_is_cut_off_is_found(plain, store, cut):
     size = 3 * CHUNK_BYTES
-    plain = raw()
-    store = EncryptedStore(plain, KEYS)
     store.put("name", content(size))
     plain.put("name", bytes(plain.get("name"))[:-cut])
     refused(store, "name", size)
@@ -131,9 +123,7 @@ def test_an_object_that_is_cut_off_is_found(cut):
         EncryptedStore(plain, KEYS).get("name")
 
 
-def test_chunks_and_objects_do_not_change_places():
-    plain = raw()
-    store = EncryptedStore(plain, KEYS)
+def test_chunks_and_objects_do_not_change_places(plain, store):
     store.put("one", content(3 * CHUNK_BYTES))
     store.put("two", content(3 * CHUNK_BYTES + 1))
     one, two = bytes(plain.get("one")), bytes(plain.get("two"))
@@ -149,18 +139,15 @@ def test_chunks_and_objects_do_not_change_places():
         store.get("one")
 
 
-def test_a_forged_plain_object_is_refused():
-    plain = raw()
+def test_a_forged_plain_object_is_refused(plain, store):
     plain.put("chk-1/_metadata", b"forged")
-    store = EncryptedStore(plain, KEYS)
     with pytest.raises(CorruptionError, match=r"not an encrypted object.*statelog copy"):
         store.get("chk-1/_metadata")
     with pytest.raises(CorruptionError, match="not an encrypted object"):
         store.get_range("chk-1/_metadata", 0, 3)
 
 
-def test_keys_rotate_and_a_missing_or_wrong_one_is_named():
-    plain = raw()
+def test_keys_rotate_and_a_missing_or_wrong_one_is_named(plain):
     EncryptedStore(plain, KEYS).put("old", b"old")
     both = EncryptedStore(plain, EncryptionKeys({"k2": OTHER, "k1": KEY}))
     both.put("new", b"new")
@@ -171,8 +158,7 @@ def test_keys_rotate_and_a_missing_or_wrong_one_is_named():
         EncryptedStore(plain, EncryptionKeys({"k1": OTHER})).get("old")
 
 
-def test_an_object_that_was_put_again_is_read_by_its_new_header():
-    plain = raw()
+def test_an_object_that_was_put_again_is_read_by_its_new_header(plain):
     reader, writer = EncryptedStore(plain, KEYS), EncryptedStore(plain, KEYS)
     writer.put("name", b"first")
     assert bytes(reader.get_range("name", 1, 2)) == b"ir"
@@ -181,7 +167,7 @@ def test_an_object_that_was_put_again_is_read_by_its_new_header():
     assert bytes(reader.get_range("name", 1, 2)) == b"ec"
 
 
-def test_one_bad_transfer_is_not_damage():
+def test_a_single_bad_transfer_is_not_damage():
     class Flipping:
         def __init__(self, store):
             self.store, self.bad = store, 0
@@ -241,8 +227,7 @@ def test_a_range_reads_its_chunks_alone():
     assert len(plain.read) == 3, "the header is read once"
 
 
-def test_version_1_is_read_for_ever():
-    plain = raw()
+def test_version_1_is_read_for_ever(plain):
     plain.put("chk-1/_metadata", (GOLDEN / "encrypted_v1.bin").read_bytes())
     store = EncryptedStore(plain, EncryptionKeys({"golden-1": bytes(range(32))}))
     assert bytes(store.get("chk-1/_metadata")) == b"written by version 1" * 4000

@@ -3,10 +3,10 @@
 import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.processes.script import run_script
 
 from statelog.errors import ObjectExistsError, StoreError, UsageError
 from statelog.store import open_store
@@ -34,14 +34,7 @@ files = lambda: sorted(str(path.relative_to(root)) for path in root.rglob("*") i
 
 
 def run(script: str, root: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + script, str(root)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(PRELUDE + script, str(root), timeout_s=60)
 
 
 @pytest.fixture
@@ -62,7 +55,7 @@ def synced(monkeypatch):
 def test_a_put_syncs_the_file_and_then_the_folders(tmp_path, synced):
     open_store(str(tmp_path)).put("a/b/name", b"x")
     assert synced[0].startswith(str(tmp_path / "a/b/name#"))
-    assert synced[1:] == [str(tmp_path / one) for one in ("a/b", "a", ".")]
+    assert synced[1:] == [str(tmp_path / folder) for folder in ("a/b", "a", ".")]
 
 
 def test_a_commit_syncs_the_bytes_before_the_name_exists(tmp_path, synced, monkeypatch):
@@ -85,9 +78,9 @@ def test_a_new_root_is_durable_too(tmp_path, synced):
 @pytest.mark.parametrize("fsync", [False, "false"])
 def test_without_fsync_nothing_is_synced(tmp_path, synced, fsync):
     store = open_store(str(tmp_path / "new"), storage_options={"fsync": fsync})
-    for one in (store, pickle.loads(pickle.dumps(store))):
-        one.put(f"a/{id(one)}", b"x")
-        one.put_if_absent(f"b/{id(one)}", b"x")
+    for copy in (store, pickle.loads(pickle.dumps(store))):
+        copy.put(f"a/{id(copy)}", b"x")
+        copy.put_if_absent(f"b/{id(copy)}", b"x")
     assert synced == []
 
 
@@ -156,7 +149,7 @@ def test_a_negative_range_is_refused(tmp_path, start, length):
         open_store(str(tmp_path)).get_range("name", start, length)
 
 
-def test_below_a_regular_file(tmp_path):
+def test_an_object_below_a_regular_file_is_refused(tmp_path):
     run(
         """
 (root / "file").write_text("x")
@@ -171,7 +164,7 @@ assert files() == ["file"], files()
     )
 
 
-def test_no_permission(tmp_path):
+def test_a_lack_of_permission_is_named_with_a_hint(tmp_path):
     tmp_path.chmod(0o755)
     run(
         """
@@ -221,11 +214,11 @@ for fsync in (True, False):
 """
 
 
-def test_a_limit_in_the_middle_of_a_write(tmp_path):
+def test_a_write_that_reaches_a_limit_leaves_no_object(tmp_path):
     run("resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n" + FULL, tmp_path)
 
 
-def test_a_full_disk(tmp_path):
+def test_a_full_disk_is_named_and_leaves_no_object(tmp_path):
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)],
         capture_output=True,

@@ -50,7 +50,7 @@ def clean_environment(monkeypatch):
         ),
     ],
 )
-def test_a_location_becomes_one_url(typed, url):
+def test_a_location_becomes_a_url(typed, url):
     assert normalize_url(typed) == url
     assert normalize_url(url) == url, "a URL means the same place when it comes in again"
     assert pickle.loads(pickle.dumps(open_store(typed))).url == url
@@ -173,15 +173,15 @@ def test_options_reach_the_client():
 def test_a_plain_http_endpoint_needs_no_switch(name, monkeypatch):
     monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_TIMEOUT", "7s")
-    given = _arguments("s3://bucket/x", {})["client_options"]
-    assert given == {"allow_http": True, "timeout": "7s"}, "the environment still counts"
+    client_options = _arguments("s3://bucket/x", {})["client_options"]
+    assert client_options == {"allow_http": True, "timeout": "7s"}, "the environment still counts"
 
 
 def test_https_stays_https(monkeypatch):
     assert "client_options" not in _arguments("s3://bucket/x", {})
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    given = _arguments("s3://bucket/x", {"endpoint": "https://127.0.0.1:9"})
-    assert "client_options" not in given
+    client_options = _arguments("s3://bucket/x", {"endpoint": "https://127.0.0.1:9"})
+    assert "client_options" not in client_options
     refused = _arguments("s3://bucket/x", {"allow_http": False})["client_options"]
     assert refused == {"allow_http": False}, "who says no is not overruled"
     monkeypatch.setenv("AWS_ALLOW_HTTP", "false")

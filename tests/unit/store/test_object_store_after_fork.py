@@ -4,11 +4,10 @@ A store never hangs after a fork: in a child of a process that had used one it i
 Each case is a process of its own, forks once, and has a time limit.
 """
 
-import subprocess
-import sys
-import textwrap
+import os
 
 import pytest
+from tests.support.processes.script import run_script
 from tests.support.servers.server_process import moto_server
 
 FORK = """
@@ -39,9 +38,9 @@ else:
     new = {"inherited": lambda: store, "new": lambda: open_store(place),
            "other kind": lambda: open_store(root + "/other"),
            "memory": lambda: open_store("memory://fork")}[case]
-    for work in (lambda one: use(one, "child"), lambda one: one.head("x") and None,
-                 lambda one: list(one.list()) and None, lambda one: one.list_folders() and None,
-                 lambda one: one.delete(["x"])):
+    for work in (lambda store: use(store, "child"), lambda store: store.head("x") and None,
+                 lambda store: list(store.list()) and None, lambda store: store.list_folders() and None,
+                 lambda store: store.delete(["x"])):
         said = in_child(lambda: work(new()))
         assert said.startswith("refused: "), said
         assert "forked" in said and "start processes with spawn" in said and place.split(":")[0], said
@@ -51,29 +50,20 @@ CASES = ["unused", "grandchild", "inherited", "new", "other kind", "memory"]
 
 
 def run(tmp_path, case, remote="", environment=None) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FORK), str(tmp_path / "job"), remote, case],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
+    arguments = (str(tmp_path / "job"), remote, case)
+    run_script(FORK, *arguments, timeout_s=90, environment=environment)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_local_disk(tmp_path, case):
+def test_a_store_on_local_disk_is_refused_after_a_fork(tmp_path, case):
     run(tmp_path, case)
 
 
-def test_memory(tmp_path):
+def test_a_store_in_memory_is_refused_after_a_fork(tmp_path):
     run(tmp_path, "inherited", "memory://fork")
 
 
-def test_s3(tmp_path):
-    import os
-
+def test_a_store_on_s3_is_refused_after_a_fork(tmp_path):
     with moto_server() as server:
         server.make_bucket("bucket")
         environment = {**os.environ, **server.environment}

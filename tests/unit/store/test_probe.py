@@ -211,7 +211,7 @@ def test_a_result_that_cannot_be_stored_is_no_error(next_process):
     assert store.puts, "the next process probes again"
 
 
-def test_a_failure_is_no_verdict():
+def test_a_failure_of_the_probe_is_not_a_refusal():
     class Down(Server):
         def put_if_absent(self, path, data) -> None:
             raise StoreError("down", path=path)

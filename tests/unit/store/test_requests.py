@@ -64,7 +64,7 @@ MEANINGS = {
 
 
 @pytest.mark.parametrize("name", MEANINGS)
-def test_what_an_error_means(name: str):
+def test_what_an_error_means(name):
     error, expected = MEANINGS[name]
     assert expected is failure_of(error)
 

@@ -1,15 +1,20 @@
-"""A checkpoint is named by its id, `latest`, `earliest`, a tag or a time, in every call."""
+"""How calls name a checkpoint and a state location, which may be given as a checkpointLocation."""
 
 import datetime as dt
 import json
 from pathlib import Path
 
 import pytest
+from tests.support.locations.histories import History, key_of, local
 from tests.support.locations.stored_job import StoredJob
 
 import statelog
+from statelog.checkpoint.history import open_state
 from statelog.checkpoint.listing import CheckpointName
+from statelog.checkpoint.retained import Tag, TagKind
+from statelog.checkpoint.tags import put_tag
 from statelog.errors import CheckpointError, UsageError
+from statelog.state.reader import StateReader
 from statelog.store import open_store
 
 
@@ -48,7 +53,7 @@ def names(job: StoredJob, checkpoint_id: int) -> list[CheckpointName]:
 
 
 @pytest.mark.parametrize("checkpoint_id", [2, 3, 4])
-def test_state_is_read_as_of_each_name(job: StoredJob, checkpoint_id: int) -> None:
+def test_state_is_read_as_of_each_name(job, checkpoint_id):
     with statelog.open(location_of(job)) as state:
         expected = state.table("$timers", checkpoint_id)
         changed = state.changes(2, checkpoint_id)
@@ -59,7 +64,7 @@ def test_state_is_read_as_of_each_name(job: StoredJob, checkpoint_id: int) -> No
             assert len(list(state.feed(name, "latest"))) == len(list(state.feed(checkpoint_id)))
 
 
-def test_each_verb_takes_each_name(call, job: StoredJob, tmp_path: Path) -> None:
+def test_each_verb_takes_each_name(call, job, tmp_path):
     location = location_of(job)
     for number, name in enumerate(map(str, names(job, 3))):
         option = ("--checkpoint", name, "--json")
@@ -79,16 +84,16 @@ def test_each_verb_takes_each_name(call, job: StoredJob, tmp_path: Path) -> None
         assert (forked["checkpoint_id"], forked["batch_id"]) == (3, 2)
 
 
-def test_a_fork_of_a_tag_uses_the_source_position_of_the_tag(tmp_path: Path) -> None:
+def test_a_fork_of_a_tag_uses_the_source_position_of_the_tag(tmp_path):
     job = StoredJob("position", tmp_path)
     job.micro_batch()
     statelog.tag(location_of(job), "stable")
     (job.folder / "commits" / "0").unlink()  # as Spark does after more micro-batches
-    made = statelog.fork(location_of(job), tmp_path / "new" / "statelog", checkpoint="stable")
-    assert made.batch_id == 0
+    forked = statelog.fork(location_of(job), tmp_path / "new" / "statelog", checkpoint="stable")
+    assert forked.batch_id == 0
 
 
-def test_a_name_without_a_checkpoint_is_rejected(call, job: StoredJob, tmp_path: Path) -> None:
+def test_a_name_without_a_checkpoint_is_rejected(call, job, tmp_path):
     location = location_of(job)
     for name in ("yesterday", "-1", "9" * 5000, "", "stable "[:3]):
         said = call("read", location, "--checkpoint", name, status=2)
@@ -99,8 +104,61 @@ def test_a_name_without_a_checkpoint_is_rejected(call, job: StoredJob, tmp_path:
     with statelog.open(location) as state:
         for given in (-1, 1.5, True):
             with pytest.raises(UsageError, match="checkpoint"):
-                state.reader(given)  # type: ignore[arg-type]
+                state.reader(given)
     with statelog.open(open_store(tmp_path).local_root or "") as state:
         for word in ("latest", "earliest"):
             with pytest.raises(CheckpointError, match="does not contain a checkpoint"):
                 state.reader(word)
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Path:
+    """A checkpointLocation with state; the files of Spark are not looked at."""
+    (tmp_path / "offsets").mkdir()
+    History("open", local(tmp_path / "statelog")).run(3)
+    return tmp_path
+
+
+def test_python_opens_the_state_of_a_checkpoint_location(query):
+    with statelog.open(query) as by_query, statelog.open(query / "statelog") as by_state:
+        assert by_query.checkpoints() == by_state.checkpoints() != []
+    with StateReader.open(query) as reader:
+        assert reader.store.url.endswith("/statelog")
+
+
+def test_the_command_line_opens_the_state_of_a_checkpoint_location(call, query):
+    for words in (["checkpoints", "--json"], ["verify"], ["info", "--json"]):
+        by_query, by_state = (
+            call(words[0], str(place), *words[1:]) for place in (query, query / "statelog")
+        )
+        assert by_query.replace(str(query), "") == by_state.replace(f"{query}/statelog", "")
+    newest = statelog.open(query).checkpoints()[-1].checkpoint_id
+    put_tag(
+        local(query / "statelog"),
+        Tag(kind=TagKind.TAG, name="kept", checkpoint_id=newest),
+        clock_ms=lambda: 0,
+    )
+    assert "kept" in call("tag", str(query))
+    call("tag", str(query), "kept", "--remove", "--apply")
+    assert [] == statelog.tags(query)
+
+
+def test_an_edit_by_the_checkpoint_location_changes_the_state(query):
+    before = sorted(path.name for path in query.iterdir())
+    report = statelog.forget(query, key_of(1), apply=True)
+    assert report.base_id == statelog.open(query / "statelog").checkpoints()[-2].checkpoint_id
+    assert before == sorted(path.name for path in query.iterdir())
+
+
+def test_a_state_location_wins_over_a_folder_inside_it(query):
+    state = query / "statelog"
+    History("inner", local(state / "statelog")).run(1)
+    assert open_state(state).url == open_state(query).url
+
+
+def test_a_folder_without_state_is_named(call, tmp_path):
+    (tmp_path / "statelog").mkdir()
+    said = call("checkpoints", str(tmp_path), status=2)
+    assert "neither it nor its subfolder statelog contains a checkpoint or a claim" in said
+    with statelog.open(tmp_path) as state, pytest.raises(CheckpointError, match="no checkpoint"):
+        state.variables()
