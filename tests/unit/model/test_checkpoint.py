@@ -122,7 +122,9 @@ def test_a_position_is_read_back_from_its_text(position):
     "text", ["", "7", "a/0/7", "a/0/7/b/c", "x/0/7/b", "a/-1/7/b", "a/0/7.5/b", "a/0//b", "a/0/7/B"]
 )
 def test_another_text_is_no_position(text):
-    with pytest.raises(UsageError, match="does not identify a checkpoint: expected location/timeline/number"):
+    with pytest.raises(
+        UsageError, match="does not identify a checkpoint: expected location/timeline/number"
+    ):
         CheckpointPosition.from_text(text)
 
 
