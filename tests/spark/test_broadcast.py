@@ -101,7 +101,9 @@ def test_what_is_wrong_is_said(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([(1, 1)])
     grouped = source.frame().groupBy("key")
-    with pytest.raises(UsageError, match=r"asks for the broadcast table 'rules'.*it has prices"):
+    with pytest.raises(
+        UsageError, match=r"asks for the broadcast table 'rules'.*its tables are prices"
+    ):
         transform_with_state(grouped, Rated(), OUTPUT, broadcast={"prices": list})
     options = {"broadcast": {"rules": lambda: spark.range(1 << 22)}}
     job = Job(source, tmp_path, ["key"], Rated(), OUTPUT, options)
