@@ -22,7 +22,7 @@ from statelog.store.paths import parse_tag
 
 
 class TagKind(enum.Enum):
-    """The kind of a pin: a tag, a fork or a reader's position."""
+    """The kind of a pin."""
 
     TAG = "tag"
     """A name that a person gave."""

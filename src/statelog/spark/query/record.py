@@ -86,7 +86,7 @@ class Record:
 
     @property
     def is_on(self) -> bool:
-        """Whether recording is on."""
+        """Whether any key is recorded."""
         return self.failed or self.share > 0 or bool(self.keys)
 
 
@@ -119,7 +119,7 @@ def keeps_rows(settings: QuerySettings) -> str:
 @dataclass(frozen=True, slots=True)
 class RecordSpec:
     """
-    The recording part of an operator's tasks.
+    The part of `record` for the tasks of an operator.
 
     Args:
         share: The share of all keys, 0 to 1.
