@@ -53,7 +53,7 @@ class EventCampaign(Campaign):
         if newest is None:
             return 0
         batch_id = BatchRecord.of(newest).batch_id
-        return 1 + len([one for one, _ in self.output() if one < batch_id])
+        return 1 + len([batch for batch, _ in self.output() if batch < batch_id])
 
     def batches_left(self) -> int:
         return len(self.expected.batches) - self.committed()
@@ -92,33 +92,33 @@ class EventCampaign(Campaign):
 
     def check_output_and_state(self, verdict: dict[str, Any]) -> None:
         told = [rows for _, rows in self.output()]
-        for number, (wanted, rows) in enumerate(
+        for number, (expected, rows) in enumerate(
             itertools.zip_longest(self.expected.batches, told, fillvalue=None)
         ):
-            assert wanted is not None, f"batch {number} is too many: {rows}; {self.story}"
-            assert wanted.rows == rows, f"batch {number}; {self.story}"
+            assert expected is not None, f"batch {number} is too many: {rows}; {self.story}"
+            assert expected.rows == rows, f"batch {number}; {self.story}"
         self._check_rules([row for rows in told for row in rows])
         self.check_deliveries()
         self._check_state()
 
     def _check_state(self) -> None:
         """Check every variable of the newest checkpoint, customer by customer."""
-        found: dict[str, dict[int, list[tuple[Any, ...]]]] = {}
+        states: dict[str, dict[int, list[tuple[Any, ...]]]] = {}
         shown = ("user_key.", "value.", "fires_at_ms")
         for name, rows in self.state()[1].items():
-            found[name] = {}
+            states[name] = {}
             for row in rows:
-                values = tuple(one for column, one in row.items() if column.startswith(shown))
-                found[name].setdefault(row["key.customer"], []).append(values)
+                values = tuple(cell for column, cell in row.items() if column.startswith(shown))
+                states[name].setdefault(row["key.customer"], []).append(values)
         accounts = self.expected.accounts
         for customer, account in accounts.items():
-            assert [tuple(account.counts)] == found["counts"][customer], self.story
-            assert account.fired == found["fired"].get(customer, []), self.story
-            pending = {time: (n, again) for time, n, again in found["pending"].get(customer, [])}
+            assert [tuple(account.counts)] == states["counts"][customer], self.story
+            assert account.fired == states["fired"].get(customer, []), self.story
+            pending = {time: (n, again) for time, n, again in states["pending"].get(customer, [])}
             assert account.pending == pending, self.story
-            timers = [time for (time,) in found[TIMERS_NAME].get(customer, [])]
+            timers = [time for (time,) in states[TIMERS_NAME].get(customer, [])]
             assert sorted(account.pending) == timers, self.story
-        assert all(rows.keys() <= accounts.keys() for rows in found.values()), self.story
+        assert all(rows.keys() <= accounts.keys() for rows in states.values()), self.story
 
     def _check_rules(self, told: Sequence[Told]) -> None:
         """Check each timer and each row by itself."""

@@ -91,13 +91,13 @@ class RestlessTotals(CustomerTotals):
         lines = 0 if account is None else account[1]
         registered, fired = self.timers.get() or (0, 0)
         pending = sorted(time for (time,), _ in self.pending.iterator())
-        mine = {
+        by_state = {
             "value": (self.value.get() or (0,))[0],
             "list": len(list(self.list.get())),
             "map": sum(times for _, (times,) in self.map.iterator()),
         }
-        if account is not None and mine != dict.fromkeys(mine, lines):
-            raise AssertionError(f"{key}: {lines} lines, but {mine}")
+        if account is not None and by_state != dict.fromkeys(by_state, lines):
+            raise AssertionError(f"{key}: {lines} lines, but {by_state}")
         if len(pending) != registered - fired or pending != list(self.handle.listTimers()):
             raise AssertionError(f"{key}: {registered} timers, {fired} fired, pending {pending}")
 

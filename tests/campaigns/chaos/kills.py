@@ -180,12 +180,12 @@ class Campaign:
         """Return the newest checkpoint, and the rows of each variable of its state."""
         with StateReader.open(self.location) as reader:
             tables = reader.tables()
-            return reader.checkpoint_id, {name: one.to_pylist() for name, one in tables.items()}
+            return reader.checkpoint_id, {name: table.to_pylist() for name, table in tables.items()}
 
     def check_leavings(self) -> None:
         """Sweep, and check that everything needed is left, whole, and nothing else."""
         store = open_location(self.location)
-        kept = self.state()
+        before = self.state()
         now = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
         report = collect_garbage(store, min_age=dt.timedelta(0), apply=True, now=now)
         assert () == report.failed
@@ -195,8 +195,8 @@ class Campaign:
         left = {info.path for info in store.list() if not info.path.startswith(kept_always)}
         claimed = {PATHS.metadata(number) for number in claims(self.location)}
         assert left - claimed == reachable_objects(store)
-        assert [] == [one for one in verify_location(store) if one.problem]
-        assert kept == self.state()
+        assert [] == [verified for verified in verify_location(store) if verified.problem]
+        assert before == self.state()
 
     def _log(self) -> str:
         log = self.folder / "job.log"

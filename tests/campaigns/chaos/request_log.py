@@ -165,17 +165,17 @@ def _log_owners(log: RequestLog) -> None:
         return claim(self, *arguments)
 
     def restores(self: Any, *arguments: Any, **more: Any) -> Any:
-        found = restore(self, *arguments, **more)
-        number = -1 if found is None else found.checkpoint_id
+        checkpoint = restore(self, *arguments, **more)
+        number = -1 if checkpoint is None else checkpoint.checkpoint_id
         if self.epoch is not None:
             timeline = self.timeline.number
             log.happened(self._store.url, kind="restored", number=number, timeline=timeline)
-        return found
+        return checkpoint
 
     def completes(self: Any, checkpoint_id: int, **more: Any) -> Any:
-        found = complete(self, checkpoint_id, **more)
+        checkpoint = complete(self, checkpoint_id, **more)
         log.happened(self._store.url, kind="reported", number=checkpoint_id)
-        return found
+        return checkpoint
 
     new = {"claim": claims, "restore": restores, "complete": completes}
     for name, method in new.items():

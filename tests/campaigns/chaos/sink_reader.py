@@ -30,13 +30,15 @@ def read(spark: SparkSession, source: str, place: str, *, known: bool) -> DataFr
 def main() -> None:
     folder, catalog, *arguments = sys.argv[1:]
     spark = open_session(Path(folder), catalog)
-    found = {}
+    rows_of_place = {}
     for argument in arguments:
         source, _, place = argument.partition("=")
         frame = read(spark, source, place, known=catalog == "hive")
-        found[place] = [tuple(row) for row in frame.select("key", "total", "rows").collect()]
+        rows_of_place[place] = [
+            tuple(row) for row in frame.select("key", "total", "rows").collect()
+        ]
     assert "statelog" not in sys.modules
-    print(ANSWER + json.dumps(found), flush=True)
+    print(ANSWER + json.dumps(rows_of_place), flush=True)
     spark.stop()
 
 

@@ -27,7 +27,7 @@ COLUMNS = ("key", "total", "rows")
 
 def numbers(folder: Path) -> list[int]:
     """Return the numbers that name the files of a log of Spark, without leftovers of its writers."""
-    names = (one.name.removesuffix(".compact") for one in folder.glob("[0-9]*"))
+    names = (path.name.removesuffix(".compact") for path in folder.glob("[0-9]*"))
     return sorted(int(name) for name in names)
 
 
@@ -58,11 +58,11 @@ class Target:
 
     def files_read(self) -> dict[int, int]:
         """Return the newest input file of each micro-batch that Spark's log of offsets still has."""
-        found = {}
+        newest_files = {}
         for batch in numbers(self.query / "offsets"):
             lines = (self.query / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
-            found[batch] = int(json.loads(lines[-1])["logOffset"])
-        return found
+            newest_files[batch] = int(json.loads(lines[-1])["logOffset"])
+        return newest_files
 
     def newest_file(self) -> int:
         """Return the newest input file that Spark's source of files took; -1 without one."""
@@ -119,8 +119,8 @@ class Target:
     def leftovers(self) -> int:
         """Return how many files of rows a target of files has in no entry of its log."""
         logged = set(self._logged_files())
-        found = (one for one in self.place.rglob("part-*") if one.is_file())
-        return len([one for one in found if one not in logged])
+        written = (path for path in self.place.rglob("part-*") if path.is_file())
+        return len([path for path in written if path not in logged])
 
     def _logged_files(self) -> list[Path]:
         log = self.place / "_spark_metadata"
@@ -155,7 +155,7 @@ class Target:
         name, _, value = path.parent.name.partition("=")
         for row in rows:
             whole = {**row, name: value} if value else row
-            key, total, count = (int(whole[one]) for one in COLUMNS)
+            key, total, count = (int(whole[column]) for column in COLUMNS)
             yield key, total, count
 
     def _select(self, query: str) -> list[Any]:

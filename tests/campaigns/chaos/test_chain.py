@@ -65,7 +65,7 @@ class ChainCampaign(Campaign):
                 (999, -1000) if few else (chance.randrange(40), chance.randint(1, 500))
                 for _ in range(chance.randint(1, 30))
             ]
-            columns = [pa.array(one) for one in zip(*orders, strict=True)]
+            columns = [pa.array(values) for values in zip(*orders, strict=True)]
             table = pa.table([columns[0].cast(pa.int32()), columns[1]], ["customer", "amount"])
             path = folder / f"{number:05}.parquet"
             pq.write_table(table, path)
@@ -95,32 +95,32 @@ class ChainCampaign(Campaign):
         ]
 
     def state(self) -> tuple[int, dict[str, list[dict[str, Any]]]]:
-        found: dict[str, list[dict[str, Any]]] = {}
+        states: dict[str, list[dict[str, Any]]] = {}
         newest = -1
         for operator in ("customers", "regions"):
             with StateReader.open(self.location, operator=operator) as reader:
                 newest = reader.checkpoint_id
                 for name, table in reader.tables().items():
-                    found[f"{operator}.{name}"] = table.to_pylist()
-        return newest, found
+                    states[f"{operator}.{name}"] = table.to_pylist()
+        return newest, states
 
     def check_output_and_state(self, verdict: dict[str, Any]) -> None:
         for batch_id, expected in enumerate(self.batches):
             path = self.folder / "output" / f"batch={batch_id}" / "rows.parquet"
             rows = pq.read_table(path).to_pylist() if path.exists() else []
             assert expected == rows, f"batch {batch_id}; {self.story}"
-        _, found = self.state()
+        _, states = self.state()
         accounts = {
             row["key.customer"]: (row["value.total"], row["value.orders"])
-            for row in found["customers.account"]
+            for row in states["customers.account"]
         }
         assert self.accounts == accounts, self.story
         regions: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
-        for row in found["regions.customers"]:
+        for row in states["regions.customers"]:
             customer = row["user_key.customer"]
             regions[row["key.region"]][customer] = row["value.total"], row["value.orders"]
         assert self.regions == regions, self.story
-        changes = {row["key.region"]: row["value.changes"] for row in found["regions.changes"]}
+        changes = {row["key.region"]: row["value.changes"] for row in states["regions.changes"]}
         assert self.changes == changes, self.story
 
 

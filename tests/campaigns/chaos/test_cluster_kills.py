@@ -139,7 +139,7 @@ def test_every_row_is_exact_after_executors_were_killed(tmp_path: Path, master: 
                 assert expected == delivered
                 with statelog.open(state, storage_options=server.options) as opened:
                     rows = opened.table("total").to_pylist()
-                final = {key: [total, count] for one in expected for key, total, count in one}
+                final = {key: [total, count] for batch in expected for key, total, count in batch}
                 assert final == {
                     row["key.key"]: [row["value.total"], row["value.rows"]] for row in rows
                 }
@@ -150,13 +150,13 @@ def test_every_row_is_exact_after_executors_were_killed(tmp_path: Path, master: 
                     "micro_batches": batches,
                     "killed": killed,
                     "median_ms": statistics.median(noted["ms"][1:]),
-                    "replayed": sum(each.get("replayed", 0) for each in noted["catch_up"]),
+                    "replayed": sum(times.get("replayed", 0) for times in noted["catch_up"]),
                 }
                 print(name, figures[name], flush=True)
         record.counts.update(
             {
-                f"median ms of a micro-batch, {name}": int(each["median_ms"])
-                for name, each in figures.items()
+                f"median ms of a micro-batch, {name}": int(run["median_ms"])
+                for name, run in figures.items()
             }
         )
         assert record.kills >= KILLS * 0.8

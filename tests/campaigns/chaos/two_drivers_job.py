@@ -128,10 +128,10 @@ def _commit_rows(place: Place, store: ObjectStore, chance: random.Random, upto: 
     while row < upto:
         checkpoint_id = driver.next_checkpoint_id
         rows = range(row + 1, row + 1 + chance.randint(1, 3))
-        texts = [json.dumps({"row": each, "before": digest, "by": os.getpid()}) for each in rows]
+        texts = [json.dumps({"row": row, "before": digest, "by": os.getpid()}) for row in rows]
         changes = [(0, text.encode()) for text in texts]
         write = chance.choice(
-            [checkpoints.log_inline, lambda *one: checkpoints.log_in_file(store, *one)]
+            [checkpoints.log_inline, lambda *log: checkpoints.log_in_file(store, *log)]
         )
         log = write(ALL, [changes], checkpoint_id)
         driver.trigger(checkpoint_id, [ALL])

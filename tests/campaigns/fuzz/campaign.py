@@ -14,7 +14,6 @@ import json
 import multiprocessing
 import os
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ import msgspec
 import pyarrow as pa
 from tests.campaigns.fuzz import mutations
 from tests.campaigns.fuzz.kinds import Kind
+from tests.campaigns.fuzz.samples import limit_memory
 from tests.support.project import evidence
 
 from statelog.errors import StatelogError
@@ -76,15 +76,15 @@ class Summary:
         }
 
     def text(self) -> str:
-        found = self.to_json()
+        facts = self.to_json()
         lines = [
             f"{kind:22} " + "  ".join(f"{name} {count}" for name, count in counts.items())
-            for kind, counts in found["kinds"].items()
+            for kind, counts in facts["kinds"].items()
         ]
         lines.append(
-            f"{found['cases']} cases in {found['seconds']} s from seed {self.first_seed}: "
+            f"{facts['cases']} cases in {facts['seconds']} s from seed {self.first_seed}: "
             f"{len(self.findings)} findings, {self.crashes} crashes, {self.timeouts} time-outs, slowest "
-            f"read {found['slowest_seconds']} s"
+            f"read {facts['slowest_seconds']} s"
         )
         return "\n".join(lines)
 
@@ -102,12 +102,6 @@ UNWRITABLE = (
     pa.ArrowException,
 )
 """What a forgery raises of a value that its format cannot hold; the bytes are damaged instead."""
-
-
-def limit_memory() -> None:
-    """Bound the address space to what is used now and `MEMORY_BYTES`."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.RLIM_INFINITY))
 
 
 def outcome(kind: Kind, sample: int, damage: str, data: bytes) -> tuple[str, str]:
@@ -137,7 +131,7 @@ def case_of(kinds: Sequence[Kind], seed: int) -> tuple[Kind, int, str, bytes]:
     if seed in HOSTILE:
         return Kind("hostile reader", [b"data"], HOSTILE[seed]), 0, FORGED, b"data"
     rng = random.Random(seed)
-    kind = rng.choices(kinds, [each.weight for each in kinds])[0]
+    kind = rng.choices(kinds, [kind.weight for kind in kinds])[0]
     sample = rng.randrange(len(kind.samples))
     data = kind.samples[sample]
     if kind.forgeries and rng.random() < 0.7:
@@ -154,7 +148,7 @@ def child(connection: Connection, case_file: str) -> None:
     for kind in kinds:
         for at, sample in enumerate(kind.samples):
             kind.answers[at] = kind.read(sample)
-    limit_memory()
+    limit_memory(MEMORY_BYTES)
     connection.send("ready")
     while True:
         try:
@@ -264,8 +258,8 @@ def read_again(name: str, file: str) -> int:
     from tests.campaigns.fuzz.stored_kinds import all_kinds
 
     with tempfile.TemporaryDirectory(prefix="statelog-fuzz-") as folder:
-        kind = next(each for each in all_kinds(Path(folder)) if each.name == name)
-        limit_memory()
+        kind = next(kind for kind in all_kinds(Path(folder)) if kind.name == name)
+        limit_memory(MEMORY_BYTES)
         print(repr(kind.read(Path(file).read_bytes()))[:2000])
     return 0
 
@@ -277,12 +271,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big") << 24)
     parser.add_argument("--summary", type=Path, default=KEPT / "summary.json")
     parser.add_argument("--case", nargs=2, metavar=("KIND", "FILE"))
-    given = parser.parse_args(arguments)
-    if given.case:
-        return read_again(*given.case)
-    print(f"seeds from {given.seed}", flush=True)
-    summary = run_recorded(given.seconds, given.seed, given.summary)
-    write_summary(summary, given.summary)
+    options = parser.parse_args(arguments)
+    if options.case:
+        return read_again(*options.case)
+    print(f"seeds from {options.seed}", flush=True)
+    summary = run_recorded(options.seconds, options.seed, options.summary)
+    write_summary(summary, options.summary)
     print(summary.text())
     for finding in summary.findings[:20]:
         print(json.dumps({**finding, "text": finding["text"][-1500:]}, indent=1))

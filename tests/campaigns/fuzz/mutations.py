@@ -11,21 +11,8 @@ from typing import Any
 Mutate = Callable[[random.Random, bytes], bytes]
 
 INTEGERS = (
-    0,
-    1,
-    -1,
-    127,
-    128,
-    255,
-    256,
-    2**15,
-    2**16 - 1,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**62,
-    2**63 - 1,
-)
+    0, 1, -1, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1,
+)  # fmt: skip
 _LAYOUTS = ("<B", "<H", ">H", "<I", ">I", "<q", ">q")
 _DEEP = 3_000
 
@@ -89,18 +76,8 @@ def _extend(rng: random.Random, data: bytearray) -> None:
 
 
 _CHANGES = (
-    _flip,
-    _flip,
-    _number,
-    _number,
-    _number,
-    _remove,
-    _repeat,
-    _insert,
-    _fill,
-    _cut,
-    _extend,
-)
+    _flip, _flip, _number, _number, _number, _remove, _repeat, _insert, _fill, _cut, _extend,
+)  # fmt: skip
 
 
 def tree(rng: random.Random, value: Any) -> Any:

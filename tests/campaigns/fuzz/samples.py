@@ -1,7 +1,11 @@
-"""Small real objects, made by the library, for fuzzers and the tests of bounds."""
+"""Small real objects, made by the library, and processes of little memory that read forged ones."""
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,8 +13,10 @@ import pyarrow as pa
 
 from statelog.extensions.recordings.format import TaskRecording
 from statelog.format.arrow_data import to_stream
+from statelog.model import CompletedCheckpoint
 from statelog.state.schema import OperatorStateSchema
 
+ROOT = Path(__file__).parents[3]
 SCHEMA = OperatorStateSchema("o", pa.schema([("k", pa.string())]), ())
 
 
@@ -43,3 +49,35 @@ def task_recording(**changes: Any) -> TaskRecording:
         output=to_stream(pa.table({"n": [1]})),
     )
     return msgspec.structs.replace(task, **changes)
+
+
+def checkpoint(**changes: Any) -> CompletedCheckpoint:
+    fields: dict[str, Any] = {
+        "checkpoint_id": 4, "parent_id": 3, "created_at_ms": 1, "epoch": 1, "owner_id": "o",
+        "max_parallelism": 8,
+    }  # fmt: skip
+    return CompletedCheckpoint(**(fields | changes))
+
+
+def stream_of(table: pa.Table, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def limit_memory(more_bytes: int = 256 << 20) -> None:
+    """Bound the address space of this process to what is used now and *more_bytes*."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more_bytes, resource.RLIM_INFINITY))
+
+
+def printed_by(code: str, *arguments: str) -> str:
+    """Run code in a process of its own, which must end well; return what it prints."""
+    child = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert (0, "") == (child.returncode, child.stderr[-2000:])
+    return child.stdout

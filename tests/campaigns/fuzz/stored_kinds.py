@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.campaigns.fuzz import kinds, mutations
 from tests.campaigns.fuzz.kinds import Kind, equal
+from tests.campaigns.fuzz.samples import stream_of
 from tests.support.locations.histories import GROUPS, NAMES, History, key_of
 from tests.support.locations.stored_job import StoredJob
 from tests.support.stores.dict_store import DictStore
@@ -78,8 +79,8 @@ def store_with(**objects: bytes) -> DictStore:
 
 
 def objects_of(store: DictStore, prefix: str) -> list[bytes]:
-    found = [data for path, (data, _) in store.objects.items() if path.startswith(prefix)]
-    return sorted(found, key=lambda data: (len(data), data))  # some names are random
+    objects = [data for path, (data, _) in store.objects.items() if path.startswith(prefix)]
+    return sorted(objects, key=lambda data: (len(data), data))  # some names are random
 
 
 # ----------------------------------------------------------------------------- files of the changelog
@@ -137,13 +138,13 @@ def with_staged_rows(data: bytes) -> bytes:
 
 
 def change_sets(history: History) -> list[bytes]:
-    found = []
+    segments = []
     for data in objects_of(history.store, "chk-") + objects_of(history.store, "dstl/"):
         segment = parse_segment(data)
         for offset, size in segment.set_ranges():
             payload = bytes(segment.payload[offset : offset + size])
-            found.append(kinds.segment_of(payload, (), {SETS_TAG: b"\x00" * 4}, False))
-    return found[-12:]
+            segments.append(kinds.segment_of(payload, (), {SETS_TAG: b"\x00" * 4}, False))
+    return segments[-12:]
 
 
 def shown(value: Any) -> str:
@@ -154,15 +155,17 @@ def shown(value: Any) -> str:
 def changes_reader(codec: OperatorCodec) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         segment = parse_segment(data)
-        found = []
+        shown_changes = []
         position = 0
         while position < len(segment.payload):
             decoded = kinds.decode_change_set(segment.payload, position)
             batch = decoded.batch
             overlays = codec.reader().decode(batch.key_groups.tolist(), batch.values.to_pylist())
-            found.append(sorted((group, shown(overlay)) for group, overlay in overlays.items()))
+            shown_changes.append(
+                sorted((group, shown(overlay)) for group, overlay in overlays.items())
+            )
             position = decoded.end
-        return None if segment.trailer is None else found
+        return None if segment.trailer is None else shown_changes
 
     return read
 
@@ -246,8 +249,8 @@ def run_file_kind(codec: OperatorCodec, snapshots: Sequence[bytes], folder: Path
 
     def read(data: bytes) -> Any:
         path.write_bytes(data)
-        found = [files.open(file) for file in files.find(ALL_GROUPS) if file.path == path]
-        return [python_rows(run.live_table(run.key_group_range)) for run in found] or None
+        runs = [files.open(file) for file in files.find(ALL_GROUPS) if file.path == path]
+        return [python_rows(run.live_table(run.key_group_range)) for run in runs] or None
 
     def forge(rng: random.Random, data: bytes) -> bytes:
         size = int.from_bytes(data[-16:-8], "little")
@@ -276,8 +279,8 @@ def tags(history: History, kind: TagKind, job: StoredJob) -> list[bytes]:
         name: job.query.read(name) or b"" for name in ("offsets/1", "commits/1", "sources/0/1")
     }
     tag = Tag(kind=kind, name="name", checkpoint_id=history.checkpoint_id)
-    made = put_tag(history.store, tag, clock_ms=lambda: 5, facts=facts, files=files)
-    data = history.store.objects.pop(made.path)[0]
+    stored = put_tag(history.store, tag, clock_ms=lambda: 5, facts=facts, files=files)
+    data = history.store.objects.pop(stored.path)[0]
     return [data]
 
 
@@ -307,8 +310,8 @@ def read_claim(data: bytes) -> Any:
     entry = read_entry(store, 0, whole=True)
     entries = Entries(store)
     end = (entries.ids, entries.newest_id(), entries.next_number)
-    said = describe_claim(entry) if isinstance(entry, ClaimRecord) else ""
-    return repr((entry, end, said))
+    claim = describe_claim(entry) if isinstance(entry, ClaimRecord) else ""
+    return repr((entry, end, claim))
 
 
 # ----------------------------------------------------------------------------- files of a Spark query
@@ -362,7 +365,7 @@ def recordings(folder: Path) -> list[bytes]:
     from tests.support.jobs.recorded_job import RecordedJob
     from tests.support.jobs.recorded_processors import COLUMNS, OUTPUT, FrameSteps, Steps
 
-    found = []
+    files = []
     for at, processor in enumerate((Steps(), FrameSteps())):
         job = RecordedJob(
             str(folder / str(at)), processor, COLUMNS, OUTPUT, Record(share=1.0), pandas=bool(at)
@@ -370,12 +373,12 @@ def recordings(folder: Path) -> list[bytes]:
         job.run([("k1", "add", 3), ("k1", "timer", 1), ("k2", "put", 1), ("k1", "yield", 0)], 1000)
         with contextlib.suppress(ProcessorError):
             job.run([("k3", "add", 1), ("k3", "fail", 7)], 1200)
-        found += [
+        files += [
             path.read_bytes()
             for path in (folder / str(at) / "recordings").rglob("*")
             if path.is_file()
         ]
-    return found
+    return files
 
 
 def read_recording(data: bytes) -> Any:
@@ -414,7 +417,7 @@ def encrypted_kind(plain: Sequence[bytes]) -> Kind:
         content = bytes(EncryptedStore(store_with(**{path: data}), KEYS).get(path))
         return sealed(rng.choice((kinds.forged_payload, kinds.forged_section))(rng, content))
 
-    return Kind("encrypted object", [sealed(each) for each in plain], read, (forge,), equal)
+    return Kind("encrypted object", [sealed(data) for data in plain], read, (forge,), equal)
 
 
 # ---------------------------------------------------------------------------------- whole locations
@@ -429,25 +432,25 @@ def location_kind(
     Damage may be reported of each checkpoint; a checkpoint that is read has the right state.
     """
     path = sorted(
-        (each for each in history.store.objects if each.startswith(prefix)),
-        key=lambda each: (len(each), each),
+        (path for path in history.store.objects if path.startswith(prefix)),
+        key=lambda path: (len(path), path),
     )[-1]
 
     def read(data: bytes) -> Any:
         store = DictStore()
         store.objects = {**history.store.objects, path: (data, store.now)}
         list(verify_location(store))
-        found: dict[int, Any] = {}
+        states: dict[int, Any] = {}
         refused: StatelogError | None = None
         with LocationState(store) as state:
             for checkpoint in state.checkpoints():
                 try:
-                    found[checkpoint.checkpoint_id] = _state(state, checkpoint.checkpoint_id)
+                    states[checkpoint.checkpoint_id] = _state(state, checkpoint.checkpoint_id)
                 except StatelogError as error:
                     refused = error
-        if refused is not None and not found:
+        if refused is not None and not states:
             raise refused
-        return found
+        return states
 
     def same(expected: Any, answer: Any) -> bool:
         return all(expected.get(number) == value for number, value in answer.items())
@@ -482,20 +485,19 @@ def read_broadcast_table(data: bytes) -> Any:
     return repr(python_rows(read_broadcast(store_with(**{"broadcasts/a": data}), entry)))
 
 
+def _compressed_or_not(batch: pa.RecordBatch) -> list[bytes]:
+    return [write_stream([batch, batch], batch.schema), stream_of(pa.Table.from_batches([batch]))]
+
+
 def side_output_streams() -> list[bytes]:
     """Return the stored rows of a side output, compressed or not."""
     batch = pa.record_batch(
         {
-            "checkpoint_id": [1, 1, 2],
-            "batch_id": [0, 0, 1],
-            "k": ["a", None, "c"],
+            "checkpoint_id": [1, 1, 2], "batch_id": [0, 0, 1], "k": ["a", None, "c"],
             "n": [1.5, 2.0, 3.0],
         }
-    )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return [write_stream([batch, batch], batch.schema), sink.getvalue().to_pybytes()]
+    )  # fmt: skip
+    return _compressed_or_not(batch)
 
 
 def staged_streams() -> list[bytes]:
@@ -511,10 +513,7 @@ def staged_streams() -> list[bytes]:
             "b": pa.array([b"\x00", b"", None] * 9),
         }
     )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return [write_stream([batch, batch], batch.schema), sink.getvalue().to_pybytes()]
+    return _compressed_or_not(batch)
 
 
 # ------------------------------------------------------------------------------------- all of them
@@ -535,7 +534,7 @@ def all_kinds(folder: Path) -> list[Kind]:
     parent = ParentReference(location="file:///parent", checkpoint_id=3).encoded()
     segment_forgeries = (kinds.forged_payload, kinds.forged_section)
     same = kinds.same_or_foreign
-    found = [
+    every_kind = [
         Kind("changelog plain", plain, kinds.read_segment, segment_forgeries, same),
         Kind(
             "changelog snappy",
@@ -607,8 +606,8 @@ def all_kinds(folder: Path) -> list[Kind]:
         location_kind("location snapshot", history, "taskowned/", ()),
     ]
     if any(path.startswith("dstl/") for path in history.store.objects):
-        found.append(location_kind("location changelog", history, "dstl/", segment_forgeries))
-    return found
+        every_kind.append(location_kind("location changelog", history, "dstl/", segment_forgeries))
+    return every_kind
 
 
 def parquet_of_history(history: History, codec: OperatorCodec) -> bytes:

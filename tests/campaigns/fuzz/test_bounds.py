@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pickle
 import struct
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.campaigns.fuzz.samples import task_recording
+from tests.campaigns.fuzz.samples import checkpoint, printed_by, stream_of, task_recording
 
 from statelog.checkpoint.query_files import files_upto
 from statelog.errors import CheckpointError, CorruptionError
@@ -22,17 +20,11 @@ from statelog.format import buffers
 from statelog.format.arrow_data import read_batch, read_stream_table
 from statelog.format.checkpoint_record import RECORD_VERSION, decode_record, encode_record
 from statelog.format.sealed_file import framed
-from statelog.model import CompletedCheckpoint
 from statelog.state.schema import OperatorStateSchema
-
-ROOT = Path(__file__).parents[3]
 
 
 def stored_record(**changes: object) -> bytes:
-    checkpoint = CompletedCheckpoint(
-        checkpoint_id=4, parent_id=3, created_at_ms=1, epoch=1, owner_id="o", max_parallelism=8
-    )
-    body = encode_record(checkpoint)
+    body = encode_record(checkpoint())
     raw = buffers.decompress_zstd(body[8:], 1 << 20)
     fields = {**msgspec.json.decode(raw), **changes}
     return compressed_record(msgspec.json.encode(fields))
@@ -41,14 +33,6 @@ def stored_record(**changes: object) -> bytes:
 def compressed_record(raw: bytes) -> bytes:
     body = pa.Codec("zstd").compress(raw, asbytes=True)
     return struct.pack(">HBBI", RECORD_VERSION, 1, 0, len(raw)) + body
-
-
-def stream_of(table: pa.Table, compression: str | None = None) -> bytes:
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
 
 
 def forged_offsets(data: bytes) -> bytes:
@@ -98,17 +82,8 @@ def test_json_of_too_many_values_is_refused() -> None:
 
 
 def test_a_record_that_compresses_well_is_written_so_that_it_is_read() -> None:
-    checkpoint = CompletedCheckpoint(
-        checkpoint_id=4,
-        parent_id=3,
-        created_at_ms=1,
-        epoch=1,
-        owner_id="o",
-        max_parallelism=8,
-        properties={"text": "a" * (20 << 20)},
-    )
-    data = encode_record(checkpoint)
-    assert decode_record(data) == checkpoint
+    record = checkpoint(properties={"text": "a" * (20 << 20)})
+    assert decode_record(encode_record(record)) == record
 
 
 def test_a_recording_nested_too_deeply_or_with_no_text_is_refused() -> None:
@@ -157,16 +132,15 @@ def test_a_compressed_change_is_refused() -> None:
 
 
 CHILD = """
-import resource, struct
+import struct
 import pyarrow as pa
 from statelog.format.arrow_data import read_stream_table
-from tests.campaigns.fuzz.test_bounds import stream_of
+from tests.campaigns.fuzz.samples import limit_memory, stream_of
 data = stream_of(pa.table({"n": pa.array([0] * 100_000)}), "zstd")
 good = struct.pack("<q", 800_000)
 assert good in data
 data = data.replace(good, struct.pack("<q", 12 << 30))
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+limit_memory()
 try:
     read_stream_table(data)
 except pa.ArrowInvalid as error:
@@ -176,11 +150,7 @@ except pa.ArrowInvalid as error:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_a_compressed_buffer_of_twelve_gigabytes_allocates_nothing() -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", CHILD], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (0, "") == (said.returncode, said.stderr)
-    assert "declare" in said.stdout
+    assert "declare" in printed_by(CHILD)
 
 
 def test_a_type_that_brings_a_pickle_is_not_unpickled(tmp_path: Path) -> None:

@@ -135,9 +135,9 @@ def test_a_claim_of_any_time_is_described(time: int, tmp_path: Any) -> None:
     store = open_store(tmp_path, storage_options={"fsync": False})
     data = claim_text(created_at_ms=0).replace(b'"created_at_ms":0', b'"created_at_ms":%d' % time)
     store.put(PATHS.metadata(3), claim_object(data))
-    said = describe_newest_claim(store)
-    assert said.startswith("chk-3/_metadata, claimed by 'o'")
-    assert (" at 1970-01-01 " in said) == (time == 1)
+    described = describe_newest_claim(store)
+    assert described.startswith("chk-3/_metadata, claimed by 'o'")
+    assert (" at 1970-01-01 " in described) == (time == 1)
 
 
 def test_a_tag_of_any_content_is_refused(tmp_path: Any) -> None:

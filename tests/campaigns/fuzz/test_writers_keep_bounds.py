@@ -9,14 +9,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.campaigns.fuzz.samples import task_recording
+from tests.campaigns.fuzz.samples import checkpoint, task_recording
 
 from statelog.errors import InvalidOptionsError, UsageError
 from statelog.extensions.recordings.format import decode_file, encode_file, encode_recording
 from statelog.format import arrow_data, buffers, checkpoint_record, sealed_file
 from statelog.format.arrow_data import open_parquet, read_stream_table, write_stream
 from statelog.format.checkpoint_record import decode_record, encode_record
-from statelog.model import CompletedCheckpoint
 from statelog.options import CheckpointOptions
 from statelog.state.encoding.snapshot_file import SnapshotWriter
 
@@ -41,18 +40,6 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, value)
 
 
-def record_of(**values: Any) -> CompletedCheckpoint:
-    fields: dict[str, Any] = {
-        "checkpoint_id": 4,
-        "parent_id": 3,
-        "created_at_ms": 1,
-        "epoch": 1,
-        "owner_id": "o",
-        "max_parallelism": 8,
-    }
-    return CompletedCheckpoint(**(fields | values))
-
-
 @FEW
 @given(
     length=st.integers(0, 1 << 19),
@@ -67,7 +54,7 @@ def test_records_of_checkpoints(
     nested: Any = 1
     for _ in range(depth):
         nested = {"a": nested}
-    record = record_of(
+    record = checkpoint(
         checkpoint_id=identifier,
         retained=tuple(range(retained)),
         properties={"text": "a" * length, "nested": nested, "numbers": list(range(values))},

@@ -129,7 +129,7 @@ class Course:
         self.folder = folder
         self.targets = dict(targets)
         self.path = folder / "state"
-        self.made = 0
+        self.queries = 0
         self.query_id = ""
         self.offsets = Offsets()
         self.models: dict[tuple[str, str], tuple[Model, int]] = {}
@@ -150,8 +150,8 @@ class Course:
         self.traces.end(store.url)
         if self.path.exists():
             shutil.rmtree(self.path)
-        self.made += 1
-        self.query_id = f"query-{self.made}"
+        self.queries += 1
+        self.query_id = f"query-{self.queries}"
         self.offsets = Offsets()
         self.job = Job(f"{self.rng.random()}", store, RETAINED, RandomIds())
         self.job.query_id = self.query_id
@@ -268,8 +268,10 @@ class Course:
         assert latest is not None
         number = latest.checkpoint_id
         self.traces.leave_out(self.job.store.url)
-        mine = self.job.coordinator.timeline.location_id
-        assert latest.timeline.location_id != mine, "a driver that was replaced has committed"
+        of_this_job = self.job.coordinator.timeline.location_id
+        assert latest.timeline.location_id != of_this_job, (
+            "a driver that was replaced has committed"
+        )
         try:
             self.job.restart(retained=RETAINED, owner_id=self.query_id)
         except CheckpointError as error:
@@ -319,7 +321,7 @@ class Course:
 
     def back_up(self) -> None:
         """Copy the location and the checkpointLocation by other means than statelog."""
-        target = self.folder / f"backup {len(self.backups)} {self.made} {self.rng.random()}"
+        target = self.folder / f"backup {len(self.backups)} {self.queries} {self.rng.random()}"
         shutil.copytree(self.path, target)
         facts = {"query": self.query_id, "now_ms": self.job.now_ms}
         self.backups.append((target, copy.deepcopy(self.offsets), facts))
@@ -350,8 +352,8 @@ class Course:
         """Let a second query go on in a fork, next to this one, which ends."""
         if self.job.coordinator.latest is None:
             return
-        self.made += 1
-        new = self.folder / f"fork {self.made}"
+        self.queries += 1
+        new = self.folder / f"fork {self.queries}"
         statelog.fork(self.path, new, state_only=True)
         if self.rng.random() < 0.5:
             self.sleep()
@@ -361,7 +363,7 @@ class Course:
         self.path = new
         self.job = Job(f"{self.rng.random()}", store, RETAINED, RandomIds())
         self.job.now_ms = old.now_ms
-        self.job.query_id = self.query_id = f"query-{self.made}"
+        self.job.query_id = self.query_id = f"query-{self.queries}"
         first = self.job.restart(retained=RETAINED, owner_id=self.query_id)
         assert first is not None
         parent = old.coordinator.latest

@@ -357,7 +357,9 @@ class DeltaLog:
         folder = Path(options["path"])
         commits = cls.commits(folder)
         name, version = options["txnAppId"], options["txnVersion"]
-        if any(each["application"] == name and each["version"] >= version for each in commits):
+        if any(
+            commit["application"] == name and commit["version"] >= version for commit in commits
+        ):
             return
         commit = {
             "application": name,

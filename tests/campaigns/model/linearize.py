@@ -102,7 +102,7 @@ class _Point:
 
 def check_location(lines: list[Line]) -> int:
     """Check the lines of one location, as `check_journal`."""
-    events = [each.event for line in lines for each in line.began]
+    events = [request.event for line in lines for request in line.began]
     stack = [iter([_Point(0, (), Replay(numbers_of(events)))])]
     tried: set[Hashable] = set()
     furthest = 0
@@ -126,7 +126,7 @@ def check_location(lines: list[Line]) -> int:
 def _after(point: _Point, line: Line) -> Iterator[_Point]:
     """Yield each point after the next line, the most likely one first."""
     under_way = (*point.under_way, *line.began)
-    owed = [each for each in line.ended if each in under_way]
+    owed = [request for request in line.ended if request in under_way]
     if not line.happened:
         if len(owed) == len(line.ended):  # else it was taken to have happened
             yield _Point(point.at + 1, _without(under_way, owed), point.replay)
@@ -136,7 +136,7 @@ def _after(point: _Point, line: Line) -> Iterator[_Point]:
         for chosen in permutations(others, together):
             for order in _orders(chosen, owed):
                 replay = point.replay.copy()
-                if all(replay.take(each.event) for each in order):
+                if all(replay.take(request.event) for request in order):
                     yield _Point(point.at + 1, _without(under_way, order), replay)
 
 

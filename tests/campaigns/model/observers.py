@@ -64,16 +64,16 @@ def delivered(
     batch, timeline = len(ancestors(state, base)), state[0][base][0][4]
     answer = _answer(last, (timeline, batch), run_timeline, compares_timelines, fences)
     label = f"deliver batch {batch} of timeline {timeline}: {answer}"
-    mine = (timeline, batch)
+    batch_key = (timeline, batch)
     fault = state[5]
-    if answer == "written before" and mine not in rows:
+    if answer == "written before" and batch_key not in rows:
         fault = fault or "skipped"
     if answer == "done":
-        if mine in rows:
+        if batch_key in rows:
             fault = fault or "rows twice"
         elif last and last[0] > run_timeline:
             fault = fault or "rows of the past"
-        after = (reader, mine, tuple(sorted({*rows, mine})))
+        after = (reader, batch_key, tuple(sorted({*rows, batch_key})))
         return label, True, (*state[:5], fault, after)
     if is_newest and answer != "written before":
         fault = fault or "refused"
@@ -81,9 +81,13 @@ def delivered(
 
 
 def _answer(
-    last: State, mine: tuple[int, int], run_timeline: int, compares_timelines: bool, fences: bool
+    last: State,
+    batch_key: tuple[int, int],
+    run_timeline: int,
+    compares_timelines: bool,
+    fences: bool,
 ) -> str:
-    timeline, batch = mine
+    timeline, batch = batch_key
     if not last:
         return "done"
     last_timeline, last_batch = last

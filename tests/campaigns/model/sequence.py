@@ -187,9 +187,9 @@ class SequenceModel:
         content = (CLAIM, nonce, timeline)
         stored = state[0][number][1]
         if stored:
-            own = stored == content or not self._rules.reads_back
-            after = (CLAIMED, *claim) if own else (IDLE,)
-            text = "is this driver's" if own else "is taken"
+            is_own = stored == content or not self._rules.reads_back
+            after = (CLAIMED, *claim) if is_own else (IDLE,)
+            text = "is this driver's" if is_own else "is taken"
             yield f"claim {number}: {text}", _driver(state, at, after)
             return
         for put in self._puts(state, number, content):
@@ -334,11 +334,11 @@ class SequenceModel:
     def _clean_up(self, state: State, at: int, driver: Any) -> Iterator[tuple[str, State]]:
         head, (subsumed, deletions, pins), tail = driver[:6], driver[6:9], driver[9:]
         tag, tagged = state[3]
-        held = (tagged,) if tag in (TAG_PUT, TAG_COUNTS) else ()
+        pinned = (tagged,) if tag in (TAG_PUT, TAG_COUNTS) else ()
         if not self._rules.lists_tags_after_commit:
-            if pins != held:
-                yield "list the tags, for later", _driver(state, at, (*driver[:8], held, *tail))
-            held = pins
+            if pins != pinned:
+                yield "list the tags, for later", _driver(state, at, (*driver[:8], pinned, *tail))
+            pinned = pins
         candidates = subsumed
         if not self._rules.keeps_claims:
             claims = {
@@ -347,9 +347,9 @@ class SequenceModel:
             candidates = (*subsumed, *sorted(claims - set(deletions)))
         if not self._rules.deletes_after_commit and driver[3] not in (NO_PARENT, *deletions):
             candidates = (*subsumed, driver[3])
-        decided = tuple(sorted({*deletions, *(n for n in candidates if n not in held)}))
+        decided = tuple(sorted({*deletions, *(n for n in candidates if n not in pinned)}))
         if decided != deletions:
-            rest = tuple(n for n in subsumed if n in held)
+            rest = tuple(n for n in subsumed if n in pinned)
             after = (*head, rest, decided, pins, *tail)
             yield f"list the tags, will delete {list(decided)}", _driver(state, at, after)
         for number in deletions:

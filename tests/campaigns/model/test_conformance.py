@@ -60,12 +60,12 @@ class TracedStore(DictStore):
 
     def head(self, path: str) -> Any:
         try:
-            found = super().head(path)
+            meta = super().head(path)
         except ObjectNotFoundError:
             self._note_asked(path)
             raise
         self._note_asked(path)
-        return found
+        return meta
 
     def _note_asked(self, path: str) -> None:
         number = parse_checkpoint_metadata(path)
@@ -97,8 +97,8 @@ class TracedWorld(World):
     def note(self, kind: str, number: int, owner: str = "", **more: Any) -> None:
         self.trace.append(Event(kind, owner or self.actors[-1], number, **more))
 
-    def restored(self, owner: str, epoch: int, found: Any, timeline: int) -> None:
-        number = -1 if found is None else found.checkpoint_id
+    def restored(self, owner: str, epoch: int, checkpoint: Any, timeline: int) -> None:
+        number = -1 if checkpoint is None else checkpoint.checkpoint_id
         self.note("restored", number, owner, timeline=timeline)
 
     def reported(self, owner: str, checkpoint_id: int) -> None:

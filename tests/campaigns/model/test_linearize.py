@@ -59,10 +59,10 @@ def deleted(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def journal() -> Journal:
-    made = Journal()
-    made.start("a", 0, -1)
-    made.commit("a", 1, -1)
-    return made
+    journal = Journal()
+    journal.start("a", 0, -1)
+    journal.commit("a", 1, -1)
+    return journal
 
 
 def test_requests_one_after_another_conform(journal: Journal) -> None:

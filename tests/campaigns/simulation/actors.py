@@ -66,10 +66,13 @@ class Actor:
 
     def kept(self) -> list[Checkpoint]:
         return [
-            each
-            for each in self.completed
-            if each.confirmed
-            or (each.from_sqn >= self.model.truncated_to and each.to_sqn <= self.wanted_to)
+            checkpoint
+            for checkpoint in self.completed
+            if checkpoint.confirmed
+            or (
+                checkpoint.from_sqn >= self.model.truncated_to
+                and checkpoint.to_sqn <= self.wanted_to
+            )
         ]
 
     def sync(self) -> None:
@@ -78,5 +81,5 @@ class Actor:
             self.model.cut()
 
     def files(self) -> list[str]:
-        handles = [each.result.entry.handle for each in self.writer._log._uploaded.values()]
+        handles = [upload.result.entry.handle for upload in self.writer._log._uploaded.values()]
         return [handle.path for handle in handles if isinstance(handle, FileStateHandle)]

@@ -93,7 +93,7 @@ class HistoryOracle:
         copies = () if local is None else local.handles_and_offsets
         pairs = zip(checkpoint.handle.handles_and_offsets, copies, strict=True)
         whole = 0
-        for (remote, copy), _ in groupby((each.handle, copy.handle) for each, copy in pairs):
+        for (remote, copy), _ in groupby((remote.handle, copy.handle) for remote, copy in pairs):
             if isinstance(remote, FileStateHandle) and isinstance(copy, FileStateHandle):
                 whole += self._disk.files.get(copy.path) == self._store.objects[remote.path]
         return whole
@@ -130,8 +130,10 @@ class HistoryOracle:
     def what_hangs_is_in_flight(self, scheduler: StateChangeUploadScheduler) -> None:
         """Check that an upload holds its bytes while one of its attempts has a thread."""
         if isinstance(scheduler, BatchingStateChangeUploadScheduler):
-            held = self._watch.uploads_with_threads()
-            check(scheduler.uploads_in_flight == held, "an attempt hangs and is not in flight")
+            with_threads = self._watch.uploads_with_threads()
+            check(
+                scheduler.uploads_in_flight == with_threads, "an attempt hangs and is not in flight"
+            )
 
     def local_copies_are_there(self, actors: Sequence[Actor]) -> None:
         """Check that the newest confirmed checkpoint and later ones have their copies."""
@@ -140,8 +142,8 @@ class HistoryOracle:
                 if checkpoint.aborted or checkpoint.checkpoint_id < self.newest_confirmed:
                     continue
                 for remote, copy in _local_files(checkpoint).values():
-                    wanted = remote not in self._watch.ownership.deleted
-                    gone = wanted and copy not in self._disk.files
+                    is_owned = remote not in self._watch.ownership.deleted
+                    gone = is_owned and copy not in self._disk.files
                     check(not gone, f"checkpoint {checkpoint.checkpoint_id} lost its local {copy}")
 
     def no_garbage(self, actors: Iterable[Actor]) -> None:

@@ -177,7 +177,7 @@ class World:
         """Let an owner restore after its claim; some worlds let it go back."""
         return owner.coordinator.restore()
 
-    def restored(self, owner: str, epoch: int, found: Any, timeline: int) -> None:
+    def restored(self, owner: str, epoch: int, checkpoint: Any, timeline: int) -> None:
         """An owner restored; a trace notes it."""
 
     def reported(self, owner: str, checkpoint_id: int) -> None:
@@ -245,7 +245,7 @@ class World:
     def check_winner(self, token: int) -> None:
         """No other attempt that was acknowledged continues the same checkpoint."""
         parent = self.parent_of[token]
-        winners = [each for each in self.acknowledged if self.parent_of[each] == parent]
+        winners = [number for number in self.acknowledged if self.parent_of[number] == parent]
         assert winners == [token], f"{winners} all continue the same checkpoint"
 
     def coordinator(self, name: str, retained: int = 2) -> CheckpointCoordinator:
@@ -267,8 +267,8 @@ def read_state(store, checkpoint) -> dict[int, list[str]]:
     """Restore as tasks of a random parallelism would, every byte verified."""
     state: dict[int, list[str]] = {key_group: [] for key_group in ALL}
     parallelism = checkpoint.checkpoint_id % KEY_GROUPS + 1
-    for own in split_key_groups(KEY_GROUPS, parallelism):
-        handle = checkpoint.for_range(own)
+    for part in split_key_groups(KEY_GROUPS, parallelism):
+        handle = checkpoint.for_range(part)
         for snapshot in handle.materialized:
             for line in bytes(read_materialized(store, snapshot)).decode().splitlines():
                 key_group, _, values = line.partition(":")
@@ -330,9 +330,9 @@ class Owner:
         epoch = self.coordinator.claim()
         other = self.world.owner_of.setdefault(epoch, self.name)
         assert other == self.name, f"{other} and {self.name} both own epoch {epoch}"
-        found = self.world.restore(self)
-        self.world.restored(self.name, epoch, found, self.coordinator.timeline.number)
-        self.token = None if found is None else token_of(found)
+        checkpoint = self.world.restore(self)
+        self.world.restored(self.name, epoch, checkpoint, self.coordinator.timeline.number)
+        self.token = None if checkpoint is None else token_of(checkpoint)
         known = self.world.state_of.get(self.token, {})
         self.state = {key_group: list(known.get(key_group, ())) for key_group in ALL}
 
@@ -346,9 +346,9 @@ class Owner:
         token = self.world.token()
         state = {key_group: list(values) for key_group, values in self.state.items()}
         absent = self.rng.choice(ranges) if self.may_decline and self.rng.random() < 0.1 else None
-        for own in self.rng.sample(ranges, len(ranges)):
-            if own != absent:
-                self.coordinator.acknowledge(checkpoint_id, self.snapshot(own, state, token, 0))
+        for part in self.rng.sample(ranges, len(ranges)):
+            if part != absent:
+                self.coordinator.acknowledge(checkpoint_id, self.snapshot(part, state, token, 0))
         if absent is not None:
             with pytest.raises(CheckpointError) as raised:
                 self.coordinator.complete(checkpoint_id, properties={})
@@ -369,36 +369,36 @@ class Owner:
             self.coordinator.clean_up()
         self.coordinator._ledger.check_invariants()
 
-    def snapshot(self, own, state, token, checkpoint_id) -> TaskStateSnapshot:
+    def snapshot(self, part, state, token, checkpoint_id) -> TaskStateSnapshot:
         """What one task acknowledges; its changes go into *state* as well."""
-        before = {key_group: list(state[key_group]) for key_group in own}
+        before = {key_group: list(state[key_group]) for key_group in part}
         log = materialized = None
-        changed = [key_group for key_group in own if self.rng.random() < 0.7]
+        changed = [key_group for key_group in part if self.rng.random() < 0.7]
         if changed:
             changes = [(key_group, f"{token}.{key_group}".encode()) for key_group in changed]
             for key_group, value in changes:
                 state[key_group].append(value.decode())
             if self.rng.random() < 0.5:
-                log = log_inline(own, [changes])
+                log = log_inline(part, [changes])
             else:
-                log = log_in_file(self.world.store, own, [changes])
+                log = log_in_file(self.world.store, part, [changes])
         if self.rng.random() < 0.2:
-            materialized = self.materialize(own, before, state)
-        return TaskStateSnapshot(own, log, materialized)
+            materialized = self.materialize(part, before, state)
+        return TaskStateSnapshot(part, log, materialized)
 
-    def materialize(self, own, before, state) -> MaterializedHandle | None:
+    def materialize(self, part, before, state) -> MaterializedHandle | None:
         """A snapshot as of the last checkpoint, or of the one under way."""
         latest, pending = self.coordinator.latest, self.coordinator._ledger.pending_id
         of_pending = latest is None or self.rng.random() < 0.5
         chosen = state if of_pending else before
-        text = "".join(f"{k}:{' '.join(chosen[k])}\n" for k in own).encode()
+        text = "".join(f"{k}:{' '.join(chosen[k])}\n" for k in part).encode()
         checkpoint_id = pending if of_pending else latest.checkpoint_id
         name = PATHS.task_owned(f"snapshot-{self.world.token()}")
         if self.rng.random() < 0.3:
-            return MaterializedHandle(own, checkpoint_id, ByteStreamStateHandle(name, text))
+            return MaterializedHandle(part, checkpoint_id, ByteStreamStateHandle(name, text))
         self.world.store.put(name, text)
         handle = FileStateHandle(name, len(text), checksum([text]))
-        return MaterializedHandle(own, checkpoint_id, handle)
+        return MaterializedHandle(part, checkpoint_id, handle)
 
     def give_up(self, checkpoint_id: int) -> None:
         """Decline a checkpoint whose put has an unknown outcome, and take the location over."""
@@ -447,6 +447,15 @@ def simulate(seed: int, *, batched: bool = False, new_world: type[World] = World
     return world
 
 
+def replayable(seed: int, *, batched: bool = False) -> World:
+    """Simulate a world; the error of one that fails has the command that shows it again."""
+    try:
+        return simulate(seed, batched=batched)
+    except Exception as error:
+        command = f"{REPLAY} {'--batched ' if batched else ''}--seed {seed}"
+        raise AssertionError(f"{error!r}; replay: {command}") from error
+
+
 class Rewinding(World):
     """A world in which many owners go back to an older checkpoint, or begin a timeline."""
 
@@ -456,10 +465,10 @@ class Rewinding(World):
         """A checkpoint is continued again after each rewind to it."""
 
     def restore(self, owner: Owner) -> CompletedCheckpoint | None:
-        found = owner.coordinator.restore()
+        newest = owner.coordinator.restore()
         owner.gives_up = set()
-        if found is None or self.conflict_rng.random() < 0.4:
-            return found
+        if newest is None or self.conflict_rng.random() < 0.4:
+            return newest
         self.rewinds += 1
         older = self.conflict_rng.choice(owner.coordinator.checkpoints())
         begins = self.conflict_rng.random() < 0.3
@@ -470,7 +479,7 @@ class Rewinding(World):
             assert max(filter(None, numbers)) > owner.coordinator.next_checkpoint_id - 1
             raise FencedError("another owner deleted it meanwhile") from error
         assert base is not None
-        owner.gives_up = {*self.line(token_of(found))}.difference(self.line(token_of(base)))
+        owner.gives_up = {*self.line(token_of(newest))}.difference(self.line(token_of(base)))
         return base
 
 

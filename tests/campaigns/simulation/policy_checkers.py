@@ -94,7 +94,7 @@ class BatchPolicy:
         uploads = (*self._running.values(), *self._held.values())
         running = [self._sizes[number] for ids in uploads for number in ids]
         admitted = queued + sum(running)
-        largest = max([*running, *(self._sizes[each] for each in self._queue)], default=0)
+        largest = max([*running, *(self._sizes[task_id] for task_id in self._queue)], default=0)
         check(admitted - largest < self.limit_bytes, "the limit was passed by more than a task")
         if self._queue:
             check(queued < self.threshold_bytes, "a full queue waits")

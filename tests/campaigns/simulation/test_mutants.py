@@ -89,9 +89,6 @@ def last_come_first_served(self: UploadBatcher, now_ns: int) -> list[Any]:
     return original_admit(self, now_ns)
 
 
-original_admit = UploadBatcher._admit
-
-
 def half_batch(self: UploadBatcher, now_ns: int) -> list[Any]:
     """A task of the batch is forgotten."""
     actions = original_drain(self, now_ns)
@@ -100,8 +97,6 @@ def half_batch(self: UploadBatcher, now_ns: int) -> list[Any]:
 
 
 original_drain = UploadBatcher._drain
-
-
 original_done = UploadBatcher._done
 
 
@@ -351,4 +346,4 @@ def test_a_mutant_is_caught_by_its_checker(
 
 def test_a_mutant_replaces_what_its_class_defines() -> None:
     """A replacement of an inherited method, or under a new name, would act elsewhere or never."""
-    assert [] == [one for one in MUTANTS if one.name not in one.owner.__dict__]
+    assert [] == [mutant for mutant in MUTANTS if mutant.name not in mutant.owner.__dict__]

@@ -6,15 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.campaigns.simulation.owners import REPLAY, Owner, Rewinding, World, main, simulate
+from tests.campaigns.simulation.owners import (
+    REPLAY,
+    Owner,
+    Rewinding,
+    World,
+    main,
+    replayable,
+    simulate,
+)
 from tests.campaigns.simulation.replay import command_of
 
-from statelog.checkpoint import (
-    clean_up,
-)
-from statelog.errors import (
-    ObjectNotFoundError,
-)
+from statelog.checkpoint import clean_up
+from statelog.errors import ObjectNotFoundError
 
 ROOT = Path(__file__).parents[3]
 BLOCKS, SEEDS_A_BLOCK, BATCHED_BLOCKS = 40, 25, 4
@@ -27,10 +31,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_reachable_deleted(block):
     names = "finished fenced died lost deleted conflicts flights"
     total = dict.fromkeys(names.split(), 0)
     for seed in range(block * SEEDS_A_BLOCK, (block + 1) * SEEDS_A_BLOCK):
-        try:
-            world = simulate(seed)
-        except Exception as error:
-            raise AssertionError(f"{error!r}; replay: {REPLAY} --seed {seed}") from error
+        world = replayable(seed)
         for name in total:
             total[name] += len(world.store.deleted) if name == "deleted" else getattr(world, name)
     assert min(total.values()) > 0, f"this simulates nothing: {total}"
@@ -41,11 +42,7 @@ def test_requests_of_batches_may_come_at_any_time(block, monkeypatch):
     monkeypatch.setattr(clean_up, "BATCH_COMMITS", 2)
     late = deleted = 0
     for seed in range(block * SEEDS_A_BLOCK, (block + 1) * SEEDS_A_BLOCK):
-        try:
-            world = simulate(seed, batched=True)
-        except Exception as error:
-            command = f"{REPLAY} --batched --seed {seed}"
-            raise AssertionError(f"{error!r}; replay: {command}") from error
+        world = replayable(seed, batched=True)
         late += world.late_runs
         deleted += len(world.store.deleted)
     assert min(late, deleted) > 0, "no batch ran"
@@ -87,8 +84,8 @@ def test_the_printed_command_replays_a_failure(monkeypatch):
     with pytest.raises(AssertionError, match="the last owner is stuck"):
         main(arguments)
     command = [sys.executable, *shlex.split(REPLAY)[1:], "--seed", "3"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "seed 3 holds" in done.stdout
+    replayed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "seed 3 holds" in replayed.stdout
 
 
 def test_a_seed_decides_everything():

@@ -7,7 +7,7 @@ Each third seed cleans up in batches.
 import os
 
 import pytest
-from tests.campaigns.simulation.owners import REPLAY, World, simulate
+from tests.campaigns.simulation.owners import World, replayable, simulate
 from tests.support.project import evidence
 
 from statelog.checkpoint import clean_up
@@ -31,12 +31,7 @@ def note(record: evidence.Record, world: World) -> None:
 def run(seeds: range, record: evidence.Record) -> None:
     """Simulate the owners of each seed."""
     for seed in seeds:
-        batched = seed % 3 == 0
-        try:
-            note(record, simulate(seed, batched=batched))
-        except Exception as error:
-            command = f"{REPLAY} {'--batched ' if batched else ''}--seed {seed}"
-            raise AssertionError(f"{error!r}; replay: {command}") from error
+        note(record, replayable(seed, batched=seed % 3 == 0))
 
 
 @pytest.mark.slow

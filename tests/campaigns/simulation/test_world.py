@@ -93,7 +93,7 @@ def test_a_seed_is_one_history() -> None:
 
 def test_a_history_does_not_depend_on_the_hash_seed() -> None:
     code = "from tests.campaigns.simulation.test_world import story; print([story(s) for s in range(5)])"
-    said = {
+    stories = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(SOURCES)},
@@ -104,7 +104,7 @@ def test_a_history_does_not_depend_on_the_hash_seed() -> None:
         ).stdout
         for hash_seed in ("1", "2")
     }
-    assert len(said) == 1
+    assert len(stories) == 1
 
 
 def test_telling_the_story_changes_nothing() -> None:
@@ -127,8 +127,8 @@ def test_the_printed_command_replays_a_failure(
         told = capsys.readouterr().out
         assert f"seed {arguments[-1]} broke: " in told
         assert str(failure.value.__cause__) in told
-    done = subprocess.run(
+    replayed = subprocess.run(
         [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=True
     )
-    assert "ChangeLog" in done.stdout
-    assert "1 histories hold" in done.stdout
+    assert "ChangeLog" in replayed.stdout
+    assert "1 histories hold" in replayed.stdout

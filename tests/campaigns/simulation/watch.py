@@ -83,7 +83,7 @@ def describe(value: Any) -> str:
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({value})"
     if isinstance(value, tuple):
-        return f"({', '.join(describe(each) for each in value)})"
+        return f"({', '.join(describe(part) for part in value)})"
     if isinstance(value, int | float | str | None):
         return repr(value)
     kind = type(value)

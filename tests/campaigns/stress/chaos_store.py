@@ -53,7 +53,7 @@ class ChaosStore:
         if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
             self.inner.put(path, data)
         elif kind is FaultKind.TORN:
-            whole = data if isinstance(data, bytes) else b"".join(bytes(each) for each in data)
+            whole = data if isinstance(data, bytes) else b"".join(bytes(piece) for piece in data)
             self.inner.put(path, whole[: len(whole) // 2])
         if kind in (FaultKind.HANG, FaultKind.SILENT):
             time.sleep(self._hang_s)

@@ -198,7 +198,7 @@ class Producer:
 
     def _advance(self, actor: Actor) -> None:
         """Look at what has ended: check it, confirm it, and give up what lies below."""
-        for persist in [each for each in actor.persists if each.future.done()]:
+        for persist in [persist for persist in actor.persists if persist.future.done()]:
             actor.persists.remove(persist)
             handle = self.judge(actor, persist)
             if handle is None or self._rng.random() < 0.2:

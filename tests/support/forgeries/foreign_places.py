@@ -61,7 +61,7 @@ class Forger:
         self.victim = folder / "victim"
         self.server = f"http://127.0.0.1:{port}/x"
         self.port = port
-        self.made: list[Forgery] = []
+        self.forgeries: list[Forgery] = []
         for name in ("templates", "tmp", "home"):
             (folder / name).mkdir()
         job = StoredJob("victim", self.victim)
@@ -83,7 +83,7 @@ class Forger:
         self._links()
         self._positions()
         self._tags()
-        return self.made
+        return self.forgeries
 
     def _save(self, name: str, write: Callable[[], object], **how: Any) -> None:
         """Write a template at the place where it is used, and put it away."""
@@ -93,7 +93,7 @@ class Forger:
         self.case.mkdir()
         write()
         self.case.rename(self.folder / "templates" / name)
-        self.made.append(Forgery(name, **how))
+        self.forgeries.append(Forgery(name, **how))
 
     def _stored(self) -> StoredJob:
         """Write a sound location with its checkpointLocation, a tag and files beside the metadata."""
@@ -186,14 +186,14 @@ class Forger:
 
     def _forged_fork(self, fork_id: str, place: str) -> None:
         self._stored()
-        made = statelog.fork(
+        forked = statelog.fork(
             self.case / "state", self.case / "new", new_checkpoint_location=self.case / "new-query"
         )
         new = self.case / "new"
         reference = ParentReference(location=place, checkpoint_id=1).encoded()
-        (new / "parents" / made.fork_id).unlink()
+        (new / "parents" / forked.fork_id).unlink()
         (new / "parents" / fork_id).write_bytes(reference)
-        forge_checkpoints(new, partial(with_fork_id, made.fork_id, fork_id))
+        forge_checkpoints(new, partial(with_fork_id, forked.fork_id, fork_id))
         shutil.rmtree(self.case / "state")
         shutil.rmtree(self.case / "query")
 
@@ -306,7 +306,9 @@ def with_path(path: str, where: str, checkpoint: CompletedCheckpoint) -> Complet
         case "snapshot":
             return replace(
                 checkpoint,
-                materialized=tuple(replace(one, handle=file) for one in checkpoint.materialized),
+                materialized=tuple(
+                    replace(snapshot, handle=file) for snapshot in checkpoint.materialized
+                ),
             )
         case "listed":
             return with_properties({OBJECTS_PROPERTY: [path]}, checkpoint)
@@ -315,7 +317,7 @@ def with_path(path: str, where: str, checkpoint: CompletedCheckpoint) -> Complet
         case "output":
             return with_properties({"output_files": [stored]}, checkpoint)
         case "logs":
-            logs = [{**each, "folder": path} for each in checkpoint.properties["source_logs"]]  # type: ignore[union-attr]
+            logs = [{**log, "folder": path} for log in checkpoint.properties["source_logs"]]  # type: ignore[union-attr]
             return with_properties({"source_logs": logs}, checkpoint)
     return with_properties({"source_folders": [path]}, checkpoint)
 

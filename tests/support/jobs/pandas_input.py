@@ -28,12 +28,12 @@ def read(table: pa.Table, keys: list[int], settings: PandasSettings = SETTINGS) 
     groups = pa.array([hash(str(key)) % 2 for key in table.column(keys[0]).to_pylist()], pa.int32())
     whole = table.add_column(0, "__key_group", groups)
     codec = KeyCodec(pa.schema([table.schema.field(key) for key in keys]))
-    found = FrameInput(InputLayout(tuple(key + 1 for key in keys), 1), codec, settings)
-    found.read(whole.to_batches(max_chunksize=7))
-    return found
+    frame_input = FrameInput(InputLayout(tuple(key + 1 for key in keys), 1), codec, settings)
+    frame_input.read(whole.to_batches(max_chunksize=7))
+    return frame_input
 
 
-def all_keys(found: FrameInput) -> Iterator[tuple[Any, Any, list[pd.DataFrame]]]:
-    for key_group in found.key_groups():
-        for key, shown, frames in found.keys(key_group):
+def all_keys(frame_input: FrameInput) -> Iterator[tuple[Any, Any, list[pd.DataFrame]]]:
+    for key_group in frame_input.key_groups():
+        for key, shown, frames in frame_input.keys(key_group):
             yield key, shown, list(frames)

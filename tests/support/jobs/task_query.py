@@ -139,9 +139,9 @@ class Query:
 
     def restored(self) -> ChangelogStateBackendHandle:
         changes = [ack.changes for ack in self.acks]
-        snapshots = tuple(each.snapshot for each in changes if each.snapshot is not None)[-1:]
+        snapshots = tuple(change.snapshot for change in changes if change.snapshot is not None)[-1:]
         covered = snapshots[0].checkpoint_id if snapshots else -1
-        logs = (each.log for each in changes if each.log is not None)
+        logs = (change.log for change in changes if change.log is not None)
         log = tuple(handle for handle in logs if handle.checkpoint_id > covered)
         return ChangelogStateBackendHandle(ALL, len(self.acks) - 1, snapshots, log)
 

@@ -17,9 +17,9 @@ _OF_OPERATOR = {field.name for field in msgspec.structs.fields(OperatorRecord)}
 def one_operator(**values: Any) -> BatchRecord:
     entries = values.get("state_entries", 0)
     figures = {name: values.pop(name) for name in [*values] if name in _FIGURES}
-    own = {name: values.pop(name) for name in [*values] if name in _OF_OPERATOR}
+    of_operator = {name: values.pop(name) for name in [*values] if name in _OF_OPERATOR}
     operator = OperatorRecord(
-        **({"operator_id": "op", "schema": {}, "state_entries": entries} | own)
+        **({"operator_id": "op", "schema": {}, "state_entries": entries} | of_operator)
     )
     defaults: dict[str, Any] = {
         "query_id": "q",

@@ -29,12 +29,14 @@ def decoded(path: str, data: Buffer) -> CompletedCheckpoint | ClaimRecord:
 
 def claims(state: Path | str) -> list[int]:
     """Return the numbers of the claims, ascending."""
-    return [number for number, one in entries(state).items() if isinstance(one, ClaimRecord)]
+    return [number for number, entry in entries(state).items() if isinstance(entry, ClaimRecord)]
 
 
 def committed(state: Path) -> list[int]:
     """Return the ids of the checkpoints there are, ascending."""
-    return [number for number, one in entries(state).items() if not isinstance(one, ClaimRecord)]
+    return [
+        number for number, entry in entries(state).items() if not isinstance(entry, ClaimRecord)
+    ]
 
 
 def objects(state: Path) -> set[str]:

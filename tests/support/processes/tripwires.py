@@ -160,10 +160,10 @@ class Victim:
         self._watch = self._libc.inotify_init1(os.O_NONBLOCK)
         self._names: dict[int, str] = {}
         self._before = self._content()
-        for each in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-            number = self._libc.inotify_add_watch(self._watch, os.fsencode(each), _ALL_EVENTS)
+        for watched in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+            number = self._libc.inotify_add_watch(self._watch, os.fsencode(watched), _ALL_EVENTS)
             assert number > 0, "inotify does not work here"
-            self._names[number] = str(each)
+            self._names[number] = str(watched)
         self.touched()
 
     def _content(self) -> dict[str, tuple[int, bytes]]:
@@ -265,8 +265,8 @@ def main(plan: str) -> None:
     stored = json.loads(Path(plan).read_text())
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     world = World(Path(stored["folder"]))
-    for each in stored["runs"]:
-        out.write(json.dumps(asdict(world.run(Run(**each)))) + "\n")
+    for run in stored["runs"]:
+        out.write(json.dumps(asdict(world.run(Run(**run)))) + "\n")
         out.flush()
 
 

@@ -164,7 +164,7 @@ def _write(record: Record, began: float) -> None:
     folder = ROOT / os.environ[FOLDER]
     folder.mkdir(parents=True, exist_ok=True)
     names = (record.campaign, record.case, machine())
-    name = ".".join(re.sub(r"[^a-z0-9]+", "-", each.lower()).strip("-") for each in names if each)
+    name = ".".join(re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in names if part)
     text = json.dumps(record.to_json(), indent=1) + "\n"
     unfinished = folder / f"{name}.json.new"
     unfinished.write_text(text, encoding="utf-8")
@@ -183,7 +183,7 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
+    git = subprocess.run(
         ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
-    return done.stdout.strip()
+    return git.stdout.strip()

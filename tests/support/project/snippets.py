@@ -69,7 +69,7 @@ def pages() -> list[Path]:
 
 
 def blocks(path: Path) -> list[Block]:
-    found: list[Block] = []
+    blocks_of_page: list[Block] = []
     page = path.relative_to(ROOT).as_posix()
     opened: tuple[int, str, int] | None = None
     before, body = "", []  # type: str, list[str]
@@ -79,15 +79,17 @@ def blocks(path: Path) -> list[Block]:
             opened, body = (number, fence[2].strip(), len(fence[1])), []
         elif fence and opened is not None:
             marker = NO_RUN.match(before)
-            text = "".join(f"{each}\n" for each in body)
-            found.append(Block(page, opened[0], opened[1], text, marker[1] if marker else ""))
+            text = "".join(f"{line}\n" for line in body)
+            blocks_of_page.append(
+                Block(page, opened[0], opened[1], text, marker[1] if marker else "")
+            )
             opened, before = None, ""
         elif opened is not None:
             body.append(line[opened[2] :])
         elif line.strip():
             before = line.strip()
     assert opened is None, f"{page}:{opened} is never closed"
-    return found
+    return blocks_of_page
 
 
 def pages_to_run(*, with_spark: bool) -> list[str]:
@@ -95,9 +97,9 @@ def pages_to_run(*, with_spark: bool) -> list[str]:
     chosen = []
     for path in pages():
         page = path.relative_to(ROOT).as_posix()
-        found = [block for block in blocks(path) if block.runs]
-        if found and page not in RUN_ELSEWHERE:
-            needs = any(block.needs_spark for block in found)
+        to_run = [block for block in blocks(path) if block.runs]
+        if to_run and page not in RUN_ELSEWHERE:
+            needs = any(block.needs_spark for block in to_run)
             chosen += [page] if needs == with_spark else []
     return chosen
 

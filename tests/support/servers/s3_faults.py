@@ -220,7 +220,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             )
             answer = connection.getresponse()
             content = answer.read()
-        kept = {
+        answer_headers = {
             name.lower(): value
             for name, value in answer.getheaders()
             if name.lower() not in ("transfer-encoding", "connection")
@@ -236,7 +236,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
         elif fault is Fault.TRUNCATED and content and self.command != "HEAD":
-            self._send_head(answer.status, {**kept, "content-length": str(len(content))})
+            self._send_head(answer.status, {**answer_headers, "content-length": str(len(content))})
             self.wfile.write(content[: len(content) // 2])
             self.wfile.flush()
             self._reset()
@@ -245,8 +245,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 time.sleep(self.proxy.slow_s)
             if answer.status < 300 and exchange.reads_object:
                 content = _damaged(content, fault)
-                kept["content-length"] = str(len(content))
-            self._answer(answer.status, kept, content)
+                answer_headers["content-length"] = str(len(content))
+            self._answer(answer.status, answer_headers, content)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         content = _ERROR.format(code, message).encode()

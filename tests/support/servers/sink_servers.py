@@ -99,8 +99,8 @@ def versions() -> list[str]:
     """Return the names of both servers with their versions."""
     names = []
     for name, program in (("PostgreSQL", postgres_programs()[1]), ("Tansu", tansu())):
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-        number = re.search(r"\d+(\.\d+)+", said.stdout)
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        number = re.search(r"\d+(\.\d+)+", answer.stdout)
         names.append(f"{name} {number[0] if number else ''}".rstrip())
     return names
 

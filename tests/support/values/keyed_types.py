@@ -44,8 +44,8 @@ MAP_KEYS = [name for name in TYPES if name not in ("list", "deep")]
 def pools(zone: str) -> dict[str, list[Any]]:
     """Return a few values of each type, those that are easily confused among them."""
     moments = [
-        dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=one)
-        for one in REPEATED_HOURS[zone]
+        dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=since_1970)
+        for since_1970 in REPEATED_HOURS[zone]
     ]
     return {
         "int": [0, 1, -(2**31)],
@@ -106,13 +106,13 @@ class LatestColumns(ColumnarProcessor):
         newest = rows.take(pa.array(order[keys.ends - 1]))
         old = self.latest.get(keys)
         is_new = pa.compute.greater(newest["number"], old["number"].fill_null(-1))
-        kept = {
+        newest_values = {
             name: pa.compute.if_else(is_new, newest[name], old[name])
             for name in ["number", *(f"v_{name}" for name in self.names)]
         }
         n = pa.compute.add(old["n"].fill_null(0), pa.array(keys.counts))
-        self.latest.put(keys, {"n": n, **kept})
-        yield {"key": keys.table.column(0), "n": n, **kept}
+        self.latest.put(keys, {"n": n, **newest_values})
+        yield {"key": keys.table.column(0), "n": n, **newest_values}
 
 
 def in_text(rows: Sequence[Row], *, close: Sequence[str] = ()) -> list[str]:
@@ -133,9 +133,9 @@ def in_text(rows: Sequence[Row], *, close: Sequence[str] = ()) -> list[str]:
 
 def _text(value: Any, *, is_key: bool) -> str:
     if isinstance(value, Row | tuple):
-        return f"({', '.join(_text(one, is_key=is_key) for one in value)})"
+        return f"({', '.join(_text(part, is_key=is_key) for part in value)})"
     if isinstance(value, list):
-        return f"[{', '.join(_text(one, is_key=is_key) for one in value)}]"
+        return f"[{', '.join(_text(part, is_key=is_key) for part in value)}]"
     if isinstance(value, float) and not is_key:
         return repr(value + 0.0)
     return repr(value)

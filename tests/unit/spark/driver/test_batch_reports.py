@@ -10,12 +10,13 @@ from tests.support.locations.batch_records import one_operator
 from tests.support.project.declared_figures import OF_EXTENSIONS
 
 from statelog.checkpoint.batch_record import BatchRecord
+from statelog.core.task_count import BatchCost
 from statelog.errors import InvariantError
 from statelog.metrics import METRICS, Metrics
 from statelog.metrics.table import FIGURES, BatchFigures, FigureKind, camel_case
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import Stopwatch
-from statelog.spark.driver.batch_reports import BatchReports, after_commit, figures_of
+from statelog.spark.driver.batch_reports import BatchReports, after_commit, batch_cost, figures_of
 from statelog.spark.query.progress import BatchProgress, Observers, source_metrics
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
 
@@ -180,3 +181,27 @@ def test_figures_of_tasks_are_combined_by_their_kind() -> None:
     for name, kind in kinds.items():
         total = 2 if kind is FigureKind.MOST else 4
         assert combined[name] == (total if nothing[name] == 0 else nothing[name] | {"part": total})
+
+
+# --- what a micro-batch has cost ----------------------------------------------------------------------
+
+
+def cost(partition: int, rows: int, **milliseconds: float) -> TaskAck:
+    return ack(partition, rows=rows, task_milliseconds=milliseconds)
+
+
+def test_the_work_of_tasks_is_added_without_waits_for_rows() -> None:
+    acks = [
+        cost(0, 3, input=90, wait=70, process=40, output=5, append=2, stage=1),
+        cost(1, 4, input=10, wait=8, process=6),
+    ]
+    assert BatchCost(2, 7, 100, work_ms=68 + 8, input_ms=70) == batch_cost(acks, 100)
+
+
+def test_time_for_state_is_not_work_on_rows() -> None:
+    acks = [cost(0, 3, catch_up=500, snapshot=300, spill=200, process=1)]
+    assert 1 == batch_cost(acks, None).work_ms
+
+
+def test_a_micro_batch_without_tasks_costs_nothing() -> None:
+    assert BatchCost(0, 0, None, work_ms=0, input_ms=0) == batch_cost([], None)

@@ -92,12 +92,12 @@ def test_only_the_wait_for_the_input_is_measured() -> None:
 
 
 def test_a_share_at_the_bound_gives_a_warning() -> None:
-    def said(rows: int, group_share: float, key_share: float) -> str:
+    def warning(rows: int, group_share: float, key_share: float) -> str:
         groups = [{"key_group": 13, "rows": rows, "share": group_share}]
         return skew_warning(groups, [{"key": "('k',)", "share": key_share}])
 
     least, less = DOMINATING_SHARE, DOMINATING_SHARE - 0.01
-    assert said(1000, least, least).startswith("key ('k',)")
-    assert said(1000, least, less).startswith("key group 13")
-    assert "" == said(1000, less, less)
-    assert "" == said(999, least, least)
+    assert warning(1000, least, least).startswith("key ('k',)")
+    assert warning(1000, least, less).startswith("key group 13")
+    assert "" == warning(1000, less, less)
+    assert "" == warning(999, least, least)

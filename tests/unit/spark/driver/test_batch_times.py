@@ -1,6 +1,7 @@
 """When a micro-batch may be left out, and what its times refuse; without Spark running."""
 
 import datetime as dt
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,10 +9,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from tests.support.locations.batch_records import one_operator
+from tests.support.stores.query_files import Files
 
 from statelog.core.source_position import NOTHING_READ
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark.driver.batch_times import BatchTimes
+from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 from statelog.spark.driver.no_data_batches import can_skip_batch
 from statelog.spark.query.input_plan import InputPlan, check_output_column, event_time_column
 from statelog.spark.rows.layout import LateCount, LateRows
@@ -90,9 +92,46 @@ def test_late_rows_are_left_out_of_a_tasks_input_and_counted(window: bool) -> No
     batch = pa.RecordBatch.from_arrays([pa.array(range(5)), at], names=["n", "at"])
     in_time = batch.slice(2, 2)
     seen = LateCount()
-    given = [batch, batch.slice(0, 0), in_time]
-    first, empty, same = LateRows(1, limit_ms).without_late(given, seen)
+    batches = [batch, batch.slice(0, 0), in_time]
+    first, empty, same = LateRows(1, limit_ms).without_late(batches, seen)
     assert [2, 3] == first.column(0).to_pylist()
     assert 0 == empty.num_rows
     assert same is in_time
     assert 3 == seen.rows
+
+
+# --- the newest finished micro-batch of earlier runs, from the files of a checkpointLocation --------
+
+TIMES = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
+
+
+def offsets(end: str) -> bytes:
+    return f"v1\n{TIMES}\n{end}".encode()
+
+
+def last_finished(files: dict[str, bytes]) -> tuple[int, str | None] | None:
+    return QueryTimes(Files(**files), has_no_data_source=False).last_finished()
+
+
+@pytest.mark.parametrize(
+    ("files", "finished"),
+    [
+        ({}, None),
+        ({"offsets/0": offsets("7")}, None),
+        ({"offsets/0": offsets("-"), "commits/0": b"v1"}, (0, NOTHING_READ)),
+        ({"commits/3": b"v1"}, None),
+    ],
+    ids=["no file", "planned and not finished", "finished without input", "offsets removed"],
+)
+def test_only_finished_batches_count(
+    files: dict[str, bytes], finished: tuple[int, str] | None
+) -> None:
+    assert finished == last_finished(files)
+
+
+def test_the_newest_finished_micro_batch_has_a_position() -> None:
+    files = {f"offsets/{batch}": offsets(str(batch)) for batch in range(3)}
+    finished = last_finished({**files, "commits/0": b"v1", "commits/1": b"v1"})
+    assert finished is not None
+    assert finished[0] == 1
+    assert finished[1] not in (None, NOTHING_READ)

@@ -170,13 +170,13 @@ def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore)
         coordinator.complete(checkpoint_id, properties={})
     before = set(store.objects)
     started.clean_up.finish()
-    kept = {f"chk-{number}/_metadata" for number in range(checkpoint_id - 2, checkpoint_id + 1)}
+    retained = {f"chk-{number}/_metadata" for number in range(checkpoint_id - 2, checkpoint_id + 1)}
     newest = coordinator.latest
     assert newest is not None
     needed = set(newest.referenced_paths())
-    assert kept <= set(store.objects) < before
+    assert retained <= set(store.objects) < before
     claims = {"chk-0/_metadata", f"chk-{NEWEST + 1}/_metadata"}
-    assert {path for path in store.objects if path.startswith("chk-")} == kept | needed | claims
+    assert {path for path in store.objects if path.startswith("chk-")} == retained | needed | claims
     store.requests.clear()
     started.clean_up.finish()
     assert not store.requests, "once"

@@ -39,7 +39,7 @@ def test_a_schema_that_cannot_be_parsed(declare: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("", "needs a name"),
         ("$timers", r"'\$timers' is reserved: .* begin with '\$'"),
@@ -48,8 +48,8 @@ def test_a_schema_that_cannot_be_parsed(declare: Any, what: str) -> None:
         ("taken", "'taken' is used twice"),
     ],
 )
-def test_a_name_that_cannot_be_used(name: str, said: str) -> None:
+def test_a_name_that_cannot_be_used(name: str, message: str) -> None:
     handle = DriverHandle(parse_ddl, has_ttl=False)
     handle.getValueState("taken", "n long")
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         handle.getListState(name, "n long")

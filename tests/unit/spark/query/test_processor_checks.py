@@ -7,11 +7,13 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from pyspark.core.broadcast import _from_id
 from pyspark.sql import Row
+from tests.spark.processors import Totals
 
 from statelog.errors import UsageError
 from statelog.spark import ColumnarProcessor, StatefulProcessor
-from statelog.spark.query.processor_checks import check_signatures, missing_yields
+from statelog.spark.query.processor_checks import check_signatures, copy_of, missing_yields
 
 COLUMNS = ["id", "total"]
 ROWS = [Row(id=1, total=2)]
@@ -30,8 +32,8 @@ def processor(**methods: Any) -> Any:
     return type("Totals", (Base,), methods)()
 
 
-def found(given: Any, time_mode: str = "none", *, initial: bool = False) -> list[str]:
-    return missing_yields(given, COLUMNS, time_mode, has_initial=initial)
+def missing(processor: Any, time_mode: str = "none", *, initial: bool = False) -> list[str]:
+    return missing_yields(processor, COLUMNS, time_mode, has_initial=initial)
 
 
 def forgotten(self: Any, key: Any, rows: Any, times: Any) -> Any:
@@ -54,7 +56,7 @@ def none_in_branches(self: Any, key: Any, rows: Any, times: Any) -> Any:
 
 @pytest.mark.parametrize("method", [forgotten, none_in_branches])
 def test_a_method_that_returns_only_none(method: Callable[..., Any]) -> None:
-    [message] = found(processor(handleInputRows=method))
+    [message] = missing(processor(handleInputRows=method))
     assert message == (
         "Totals.handleInputRows has no `yield` and returns None, so no row is ever output, though the "
         "output has the columns id, total: write `yield` in front of each output row, or `return "
@@ -64,8 +66,8 @@ def test_a_method_that_returns_only_none(method: Callable[..., Any]) -> None:
 
 
 def with_list(self: Any, key: Any, rows: Any, times: Any) -> Any:
-    made = [Row(id=1, total=1)]
-    return made
+    rows_out = [Row(id=1, total=1)]
+    return rows_out
 
 
 def with_branch(self: Any, key: Any, rows: Any, times: Any) -> Any:
@@ -124,7 +126,7 @@ def wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
     ],
 )  # fmt: skip
 def test_methods_that_may_return_rows_are_left_alone(method: Any) -> None:
-    assert not found(processor(handleInputRows=method))
+    assert not missing(processor(handleInputRows=method))
 
 
 def of_timer(self: Any, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
@@ -137,15 +139,15 @@ def silent_timer(self: Any, key: Any, timerValues: Any, expiredTimerInfo: Any) -
 
 def test_rows_of_timers_are_output_where_timers_fire() -> None:
     with_timers = processor(handleInputRows=forgotten, handleExpiredTimer=of_timer)
-    assert not found(with_timers, "eventtime")
-    assert found(with_timers, "none")
-    assert found(processor(handleInputRows=forgotten), "processingtime")
+    assert not missing(with_timers, "eventtime")
+    assert missing(with_timers, "none")
+    assert missing(processor(handleInputRows=forgotten), "processingtime")
     both = processor(handleInputRows=forgotten, handleExpiredTimer=silent_timer)
-    [message] = found(both, "processingtime")
+    [message] = missing(both, "processingtime")
     assert message.startswith(
         "Totals.handleInputRows and handleExpiredTimer have no `yield` and return None, so no row"
     )
-    assert not found(processor(handleExpiredTimer=silent_timer), "processingtime")
+    assert not missing(processor(handleExpiredTimer=silent_timer), "processingtime")
 
 
 def test_a_generator_for_initial_state_never_runs() -> None:
@@ -153,13 +155,13 @@ def test_a_generator_for_initial_state_never_runs() -> None:
         self.total.update((1,))
         yield from ()
 
-    [message] = found(processor(handleInitialState=initial), initial=True)
+    [message] = missing(processor(handleInitialState=initial), initial=True)
     assert message == (
         "Totals.handleInitialState has a `yield`, so its body never runs and the initial state is "
         "lost: remove the `yield`, because this method cannot output rows"
     )
-    assert not found(processor(handleInitialState=initial))
-    assert not found(processor(handleInitialState=silent_timer), initial=True)
+    assert not missing(processor(handleInitialState=initial))
+    assert not missing(processor(handleInitialState=silent_timer), initial=True)
 
 
 def test_columnar_processors() -> None:
@@ -176,11 +178,11 @@ def test_columnar_processors() -> None:
         def process(self, keys: Any, rows: Any, times: Any) -> Any:
             return [rows]
 
-    assert [message.partition(" has ")[0] for message in found(Totals(), initial=True)] == [
+    assert [message.partition(" has ")[0] for message in missing(Totals(), initial=True)] == [
         "Totals.process",
         "Totals.initialize",
     ]
-    assert not found(Silent())
+    assert not missing(Silent())
 
 
 # --- signatures -----------------------------------------------------------------------------------
@@ -193,11 +195,13 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "method", "time_mode", "initial", "said"), WRONG)
+@pytest.mark.parametrize(("name", "method", "time_mode", "initial", "missing_parameter"), WRONG)
 def test_a_method_with_other_parameters_is_rejected_at_the_start(
-    name: str, method: Callable[..., Any], time_mode: str, initial: bool, said: str
+    name: str, method: Callable[..., Any], time_mode: str, initial: bool, missing_parameter: str
 ) -> None:
-    with pytest.raises(UsageError, match=rf"Totals\.{name} has the parameters .*{said}"):
+    with pytest.raises(
+        UsageError, match=rf"Totals\.{name} has the parameters .*{missing_parameter}"
+    ):
         check_signatures(processor(**{name: method}), time_mode, has_initial=initial)
 
 
@@ -205,7 +209,7 @@ def test_a_method_with_other_parameters_is_rejected_at_the_start(
     "methods",
     [
         {},
-        {"handleInputRows": lambda self, *given: iter(())},
+        {"handleInputRows": lambda self, *arguments: iter(())},
         {"handleInputRows": lambda self, key, rows, times, more=1: iter(())},
         {"handleInputRows": staticmethod(lambda key, rows, times: iter(()))},
         {"handleInputRows": functools.partial(lambda key, rows, times: iter(()))},
@@ -227,3 +231,28 @@ def test_a_columnar_processor_has_its_own_methods() -> None:
 
     with pytest.raises(UsageError, match=r"Columns\.process .*called with \(keys, rows, times\)"):
         check_signatures(Columns(), "none", has_initial=False)
+
+
+# --- how a processor is pickled -------------------------------------------------------------------
+
+
+class BroadcastVariable:
+    """Is pickled as a broadcast variable is."""
+
+    def __reduce__(self) -> Any:
+        return _from_id, (7,)
+
+
+def test_a_copy_has_the_attributes_of_the_processor() -> None:
+    copy: Any = copy_of(Totals(poison=7))
+    assert isinstance(copy, Totals)
+    assert 7 == copy.poison
+
+
+def test_a_broadcast_variable_is_rejected_with_what_to_do() -> None:
+    holds_one: Any = Totals()
+    holds_one.table = BroadcastVariable()
+    with pytest.raises(
+        UsageError, match=r"Totals contains a broadcast variable.*variable\.value.*init"
+    ):
+        copy_of(holds_one)

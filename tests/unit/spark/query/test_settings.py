@@ -102,7 +102,7 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conf", "said"),
+    ("conf", "message"),
     [
         ({"delivry": "direct"}, "spark.statelog.delivry.*did you mean 'delivery'"),
         ({"state-locatoin": "x"}, "did you mean 'stateLocation'"),
@@ -126,13 +126,13 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({"tasks": "3-2"}, "tasks must be a count from 1, or a range.*, not '3-2'"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_place(conf: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidOptionsError, match=said):
+def test_a_wrong_setting_is_named_with_its_place(conf: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidOptionsError, match=message):
         settled(conf)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"baseLocation": "s3://a"}, "no effect there; .*set spark.statelog.baseLocation"),
         ({"record": ["a"]}, "record must be a statelog.spark.Record .*, not a list"),
@@ -155,13 +155,13 @@ def test_a_wrong_setting_is_named_with_its_place(conf: dict[str, str], said: str
         ),
     ],
 )
-def test_a_wrong_argument_is_named_with_its_place(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidOptionsError, match=said):
+def test_a_wrong_argument_is_named_with_its_place(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOptionsError, match=message):
         settled({}, arguments)
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "message"),
     [
         ({"on-progress": print}, "writer's option.*on_progress is not a setting"),
         ({"baseLocation": "s3://a"}, "no effect there; .*set spark.statelog.baseLocation"),
@@ -170,15 +170,15 @@ def test_a_wrong_argument_is_named_with_its_place(arguments: dict[str, Any], sai
     ],
 )
 def test_a_wrong_option_of_the_writer_is_named_with_its_place(
-    written: dict[str, Any], said: str
+    written: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidOptionsError, match=said):
+    with pytest.raises(InvalidOptionsError, match=message):
         settled({}, {}, written)
 
 
 def test_settings_that_contradict_are_named_with_both_places() -> None:
-    said = r"tasks must be at most maxParallelism \(4\), not 5 \(tasks comes from argument 'tasks', maxP"
-    with pytest.raises(InvalidOptionsError, match=said):
+    message = r"tasks must be at most maxParallelism \(4\), not 5 \(tasks comes from argument 'tasks', maxP"
+    with pytest.raises(InvalidOptionsError, match=message):
         settled({"maxParallelism": "4"}, {"tasks": 5})
 
 
@@ -286,8 +286,8 @@ def test_state_is_stored_next_to_the_query_or_under_its_name() -> None:
     for name in (None, "", "a/b", ".."):
         with pytest.raises(UsageError, match="queryName"):
             base.location("c", name)
-    own = settled({"baseLocation": "b"}, {}, {"stateLocation": "own"})
-    assert "own" == own.location("c", None)
+    with_location = settled({"baseLocation": "b"}, {}, {"stateLocation": "own"})
+    assert "own" == with_location.location("c", None)
 
 
 def test_tasks_are_bounded_by_the_cores_by_default() -> None:

@@ -75,12 +75,12 @@ def test_processors_get_zero_for_both_zeros(
         values = [{"start": None, "part": value} for value in values]
     keyed_input = read(format_name, kind, kind, values)
     entries = [(repr(key), repr(shown)) for key, shown, _ in keyed_input.keys(3)]
-    given = [
+    shown = [
         repr(({"start": None, "part": number},) if is_nested else (number,))
         for number in (0.0, 1.5)
     ]
-    held = [repr(((None, number),) if is_nested else (number,)) for number in (0.0, 1.5)]
-    assert list(zip(held, given, strict=True)) == entries
+    of_state = [repr(((None, number),) if is_nested else (number,)) for number in (0.0, 1.5)]
+    assert list(zip(of_state, shown, strict=True)) == entries
 
 
 @pytest.mark.parametrize("is_distinct", [False, True])

@@ -102,9 +102,9 @@ def test_a_table_of_an_output_is_not_cut() -> None:
 
 
 def test_rows_that_are_recorded_may_be_of_a_larger_input() -> None:
-    kept = KeptRows()
-    kept.batches += batches(9)
-    rows = seen_keys._taken(kept, np.array([8, 0, 4]))
+    kept_rows = KeptRows()
+    kept_rows.batches += batches(9)
+    rows = seen_keys._taken(kept_rows, np.array([8, 0, 4]))
     assert [8, 0, 4] == rows.column("k").to_pylist()
     numbered = _numbered([(5, rows)], {5: 1})
     assert [1, 1, 1] == numbered.column(0).to_pylist()

@@ -160,12 +160,12 @@ def test_frames_are_lazy_and_a_change_of_one_reaches_no_other() -> None:
         frame.loc[:, "d"] = -1.0
         frame.iloc[0, 4] = 7.0
         frame["new"] = 1
-        frame.columns.name = "mine"
-        frame.index.name = "mine"
+        frame.columns.name = "of the user"
+        frame.index.name = "of the user"
         frame.drop(columns="bin", inplace=True)
     again = read(TABLE, [0])
-    for (_, _, (mine,)), (_, _, (fresh,)) in zip(first, all_keys(again), strict=True):
-        assert (mine["d"] == -1.0).all()
+    for (_, _, (changed,)), (_, _, (fresh,)) in zip(first, all_keys(again), strict=True):
+        assert (changed["d"] == -1.0).all()
         assert fresh.columns.name is None and fresh.index.name is None
         assert "bin" in fresh and "new" not in fresh
     (_, _, frames) = next(iter(again.keys(again.key_groups()[0])))

@@ -39,12 +39,12 @@ def batches(rows: int) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("at_once", [0, 1_000])
 def test_each_key_has_its_rows_in_order(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_row, "_AT_ONCE", at_once)
-    given = batches(200)
+    arrow_batches = batches(200)
     expected: dict[int, list[dict[str, object]]] = {}
-    for row in pa.Table.from_batches(given).drop_columns(["__key_group"]).to_pylist():
+    for row in pa.Table.from_batches(arrow_batches).drop_columns(["__key_group"]).to_pylist():
         expected.setdefault(row["key"], []).append(row)
     rows_read = RowInput(InputLayout((1,), 1), KEY)
-    rows_read.read(given)
+    rows_read.read(arrow_batches)
     seen = []
     for key_group in rows_read.key_groups():
         for key, shown, rows in rows_read.keys(key_group):

@@ -68,8 +68,8 @@ def test_frames_are_inferred_as_in_the_running_version(
 
 def test_a_missing_feature_is_rejected_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_versions, "SPARK", (3, 5))
-    said = r"^a thing is not available on Spark 3\.5: it requires Spark 4\.0 or later$"
-    with pytest.raises(UsageError, match=said):
+    message = r"^a thing is not available on Spark 3\.5: it requires Spark 4\.0 or later$"
+    with pytest.raises(UsageError, match=message):
         refuse_before((4, 0), "a thing")
     monkeypatch.setattr(spark_versions, "SPARK", (4, 0))
     refuse_before((4, 0), "a thing")

@@ -73,9 +73,9 @@ def test_an_ungrouped_frame_of_connect_is_rejected() -> None:
 def test_a_session_of_connect_is_refused_on_spark_3_5(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_versions, "SPARK", (3, 5))
     session = on_connect("SparkSession", "pyspark.sql.connect.session")
-    said = r"^a session of Spark Connect is not available on Spark 3\.5: it requires Spark 4\.0 or later"
+    message = r"^a session of Spark Connect is not available on Spark 3\.5: it requires Spark 4\.0 or later"
     for call in (client_of, disable):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             call(session)
 
 
@@ -86,7 +86,7 @@ def test_an_ungrouped_frame_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             {"outputMode": "sometimes"},
@@ -97,9 +97,9 @@ def test_an_ungrouped_frame_is_rejected() -> None:
         ({"stateLocaton": "x"}, "not have the argument stateLocaton; did you mean 'stateLocation'"),
     ],
 )
-def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_a_wrong_argument_is_refused(arguments: dict[str, Any], message: str) -> None:
     grouped: Any = object.__new__(GroupedData)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         transform_with_state(grouped, grouped, "a int", **arguments)
 
 

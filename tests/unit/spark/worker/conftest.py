@@ -12,6 +12,6 @@ from statelog.spark.worker.kept_states import KeptStates
 def new_worker() -> Iterator[None]:
     task._states = KeptStates()
     yield
-    for kept in task._states._by_name.values():
-        kept.close()
+    for state in task._states._by_name.values():
+        state.close()
     task._states = KeptStates()

@@ -49,21 +49,21 @@ def parameters(function: Any) -> list[tuple[str, Any]]:
     return [(item.name, item.default) for item in declared if item.kind is not item.KEYWORD_ONLY]
 
 
-@pytest.mark.parametrize(("theirs", "mine"), COUNTERPARTS)
-def test_every_method_takes_sparks_parameters(theirs: type, mine: type) -> None:
+@pytest.mark.parametrize(("theirs", "ours"), COUNTERPARTS)
+def test_every_method_takes_sparks_parameters(theirs: type, ours: type) -> None:
     assert len(public(theirs)) > 3
     for name in public(theirs):
-        assert parameters(getattr(theirs, name)) == parameters(getattr(mine, name)), name
+        assert parameters(getattr(theirs, name)) == parameters(getattr(ours, name)), name
 
 
 @ROWS
 def test_the_functions_take_sparks_arguments_in_sparks_order() -> None:
-    for theirs, mine in (
+    for theirs, ours in (
         (GroupedData.transformWithState, transform_with_state),
         (GroupedData.transformWithStateInPandas, transform_with_state_in_pandas),
     ):
-        wanted = [name for name, _ in parameters(theirs)][1:]  # without self
-        assert wanted == [name for name, _ in parameters(mine)][1 : 1 + len(wanted)]
+        spark_names = [name for name, _ in parameters(theirs)][1:]  # without self
+        assert spark_names == [name for name, _ in parameters(ours)][1 : 1 + len(spark_names)]
 
 
 @TWS_TESTER
@@ -120,7 +120,7 @@ def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
     ]  # on the driver, to learn the state variables
     batch = [call for call in noted_calls.CALLS if call[0] == "initial"]
     assert [("initial", ("a",), 2), ("initial", ("a",), 3)] == [
-        made for made in batch if made[2] > 1
+        call for call in batch if call[2] > 1
     ]
     assert ("initial", ("b",), 1) in batch  # a key without input rows
     assert [("initial 2",), ("initial 3",)] == tester.peekListState("seen", "a")
@@ -150,8 +150,8 @@ def test_the_key_of_a_timer_is_a_row_of_what_state_holds() -> None:
     key = (at, decimal.Decimal("1.50"), None)
     rows, timer = (row.key for row in tester.test(key, []))
     assert repr(key) == rows
-    kept = at.astimezone().replace(tzinfo=None)  # in the worker's zone, as on Spark
-    assert repr(Row(at=kept, price=key[1], n=None)) == timer
+    local = at.astimezone().replace(tzinfo=None)  # in the worker's zone, as on Spark
+    assert repr(Row(at=local, price=key[1], n=None)) == timer
 
 
 class Misuse(sparks.StatefulProcessor):
@@ -172,26 +172,32 @@ class Misuse(sparks.StatefulProcessor):
         return iter(())
 
 
+NO_TIMERS = r"timers need the time mode .*: pass timeMode=\"ProcessingTime\" to transform_with_state"
+    r"timers need the time mode .*: give timeMode=\"ProcessingTime\" to transform_with_state"
+)
+TOO_LATE = r"state variables can be created only in init\(\): move the call there"
+
+
 @pytest.mark.parametrize(
-    ("when", "time_mode", "what", "said"),
+    ("when", "time_mode", "what", "message"),
     [
-        ("rows", "None", lambda handle: handle.registerTimer(1), "timers need the time mode"),
-        ("rows", "None", lambda handle: handle.deleteTimer(1), "timers need the time mode"),
-        ("rows", "None", lambda handle: handle.listTimers(), "timers need the time mode"),
+        ("rows", "None", lambda handle: handle.registerTimer(1), NO_TIMERS),
+        ("rows", "None", lambda handle: handle.deleteTimer(1), NO_TIMERS),
+        ("rows", "None", lambda handle: handle.listTimers(), NO_TIMERS),
         ("init", "None", lambda handle: handle.getValueState("v", "n int", 9), "time to live"),
         ("init", "EventTime", lambda h: h.getListState("v", "n int", 9), "time to live"),
         ("init", "None", lambda h: h.getMapState("v", "n int", "n int", 9), "time to live"),
         ("init", "None", lambda handle: handle.getListState("value", "n int"), "used twice"),
         ("init", "ProcessingTime", lambda handle: handle.registerTimer(1), "belong to a key"),
-        ("rows", "None", lambda handle: handle.getValueState("value", "n int"), r"init\(\) only"),
-        ("rows", "None", lambda handle: handle.getListState("new", "n int"), r"init\(\) only"),
+        ("rows", "None", lambda handle: handle.getValueState("value", "n int"), TOO_LATE),
+        ("rows", "None", lambda handle: handle.getListState("new", "n int"), TOO_LATE),
         ("rows", "None", lambda handle: handle.deleteIfExists("value"), r"init\(\) only"),
     ],
 )
 def test_calls_that_spark_rejects_are_rejected(
-    when: str, time_mode: str, what: Callable[[Any], Any], said: str
+    when: str, time_mode: str, what: Callable[[Any], Any], message: str
 ) -> None:
-    with pytest.raises(ProcessorError, match=said):
+    with pytest.raises(ProcessorError, match=message):
         ProcessorTester(
             Misuse(when, what), timeMode=time_mode, eventTimeExtractor=lambda row: 1
         ).test("a", [])
@@ -228,12 +234,12 @@ class Held(sparks.StatefulProcessor):
         self.list.put([(1,), (2,)])
         self.map.updateValue((1,), (1,))
         self.handle.registerTimer(7)
-        held = [self.list.get(), self.map.iterator(), self.map.keys(), self.map.values()]
-        held.append(self.handle.listTimers())
+        iterators = [self.list.get(), self.map.iterator(), self.map.keys(), self.map.values()]
+        iterators.append(self.handle.listTimers())
         self.list.appendValue((3,))
         self.map.updateValue((2,), (2,))
         self.handle.registerTimer(8)
-        yield pd.DataFrame({"seen": [repr([list(value) for value in held])]})
+        yield pd.DataFrame({"seen": [repr([list(value) for value in iterators])]})
 
 
 def test_an_iterator_shows_the_state_of_the_call_that_gave_it() -> None:

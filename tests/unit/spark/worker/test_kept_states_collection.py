@@ -29,10 +29,10 @@ class Worker:
     def excludes(self, entries: int) -> bool:
         """End a task with so many entries; return whether an object made before is excluded now."""
         self.entries = entries
-        made: list[object] = [object()]
-        made.append(made)
+        cycle: list[object] = [object()]
+        cycle.append(cycle)
         exclude_from_collection(self)  # type: ignore[arg-type]
-        return not any(tracked is made for tracked in gc.get_objects())
+        return not any(tracked is cycle for tracked in gc.get_objects())
 
 
 def test_the_first_task_excludes_what_is_loaded() -> None:

@@ -73,7 +73,7 @@ def by_key(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 def test_random_programs_give_the_same_in_parts_as_at_once(
     flavour: str, time_mode: str, staged: bool, input_bytes: int, tmp_path: Path
 ) -> None:
-    made, processor = FLAVOURS[flavour]
+    row_format, processor = FLAVOURS[flavour]
     has_ttl = time_mode == "processingtime"
     seed = f"{flavour} {time_mode} {staged} {input_bytes}"
     rng = random.Random(seed)
@@ -84,7 +84,7 @@ def test_random_programs_give_the_same_in_parts_as_at_once(
     runs = []
     for bound in (sys.maxsize, input_bytes):
         query = Query(
-            tmp_path / str(bound), processor(has_ttl), made, bound, time_mode=time_mode,
+            tmp_path / str(bound), processor(has_ttl), row_format, bound, time_mode=time_mode,
             staged=staged,
         )  # fmt: skip
         outputs = []
@@ -258,12 +258,12 @@ def test_initial_state_in_parts_gives_the_same(flavour: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("staged", [True, False])
 def test_output_is_flushed(staged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = []
+    buffered = []
     flush = OutputParts.flush
     monkeypatch.setattr(
         OutputParts,
         "flush",
-        lambda self: (held.append((self.rows.pending, self.held_bytes)), flush(self))[1],
+        lambda self: (buffered.append((self.rows.pending, self.held_bytes)), flush(self))[1],
     )
     batches = numbers(40, 20)
     query = counting(tmp_path, 10_000, Spreading(), staged=staged)
@@ -271,8 +271,8 @@ def test_output_is_flushed(staged: bool, tmp_path: Path, monkeypatch: pytest.Mon
     keys = {key for batch in batches for key in batch.column(1).to_pylist()}
     assert len(keys) * 50_000 == len(rows) == query.acks[0].count("output_rows")
     assert all(list(range(50_000)) == [row["n"] for row in some] for some in by_key(rows).values())
-    assert max(rows for rows, _ in held) <= 20_480
-    assert max(size for _, size in held) <= 16 * 1024 * 1024
+    assert max(rows for rows, _ in buffered) <= 20_480
+    assert max(size for _, size in buffered) <= 16 * 1024 * 1024
     if staged:
         assert isinstance(query.acks[0].output.staged, tuple)
         assert len(query.acks[0].output.staged) > 1

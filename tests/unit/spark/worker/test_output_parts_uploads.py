@@ -270,9 +270,9 @@ def test_an_answer_hands_its_files_over_to_the_driver(tmp_path: Path, puts: Puts
     job = query(tmp_path, snapshots={0: ALL})
     job.run(numbers(500, 50))
     files = stored(job)
-    (kept,) = task_module._states._by_name.values()
-    assert len(kept.storage.registry) == 0, "the worker owns nothing that an answer names"
-    kept.close()
+    (worker,) = task_module._states._by_name.values()
+    assert len(worker.storage.registry) == 0, "the worker owns nothing that an answer names"
+    worker.close()
     assert files == stored(job)
     assert len(files) == 3
 

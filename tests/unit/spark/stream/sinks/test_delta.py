@@ -1,19 +1,16 @@
 """The sink of Delta compares a micro-batch with the transactions of the table before its first write."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.unit.spark.stream.sinks.support import Frame
+from tests.unit.spark.stream.sinks.support import Deliver, Frame, batch, driver_of
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, FencedError
-from statelog.spark.query.delivery import set_batch
 from statelog.spark.stream.sinks import delta
 from statelog.spark.stream.sinks.delta import DeltaSink, Transaction
 from statelog.spark.stream.sinks.simple import Target
-
-Deliver = Callable[..., None]
 
 
 class DeltaTable:
@@ -28,14 +25,7 @@ class DeltaTable:
         target = Target("delta").with_option("path", "table")
         for key, value in options.items():
             target = target.with_option(key, value)
-        sink = DeltaSink(target)
-
-        def deliver(batch: DeliveredBatch, text: str = "row") -> None:
-            frame: Any = Frame(text)
-            set_batch(frame, batch)
-            sink(frame, batch.batch_id)
-
-        return deliver
+        return driver_of(DeltaSink(target))
 
     def append(self, frame: Frame, target: Target, options: Mapping[str, Any]) -> None:
         application, version = options["txnAppId"], options["txnVersion"]
@@ -58,10 +48,6 @@ def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> De
     monkeypatch.setattr(delta, "append", table.append)
     monkeypatch.setattr(delta, "transactions", table.read)
     return table
-
-
-def batch(number: int, timeline: int = 0, location: str = "a", plan: str = "") -> DeliveredBatch:
-    return DeliveredBatch(location, timeline, number, plan)
 
 
 def test_a_batch_is_written_once_over_restarts(table: DeltaTable) -> None:
@@ -117,16 +103,16 @@ def test_a_new_location_continues_unless_delta_would_skip_it(table: DeltaTable) 
     for _ in range(2):
         table.driver()(batch(4, 0, "b"))
     assert [(3, "row"), (4, "row")] == table.rows
-    table.driver(txnAppId="mine")(batch(4, 5))
+    table.driver(txnAppId="of the user")(batch(4, 5))
     error = CheckpointError if table.keeps_metadata else FencedError
     with pytest.raises(error):
-        table.driver(txnAppId="mine")(batch(5, 0, "b"))
+        table.driver(txnAppId="of the user")(batch(5, 0, "b"))
     assert 3 == len(table.rows)
 
 
 def test_other_queries_and_the_users_texts_do_not_matter(table: DeltaTable) -> None:
     table.driver(TxnAppId="query-2/a")(batch(9))
-    table.driver(userMetadata="mine")(batch(2))
+    table.driver(userMetadata="of the user")(batch(2))
     table.driver()(batch(2), "again")
     table.driver()(batch(3))
     assert [(9, "row"), (2, "row"), (3, "row")] == table.rows

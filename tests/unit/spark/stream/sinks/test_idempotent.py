@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.spark.stream.sinks.support import Frame
+from tests.unit.spark.stream.sinks.support import Deliver, batch, driver_of
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.spark import idempotent
-from statelog.spark.query.delivery import set_batch
-
-Deliver = Callable[[DeliveredBatch, str], None]
 
 
 class Target:
@@ -30,14 +27,7 @@ class Target:
         self.rows.append((batch_id, frame.text))
 
     def driver(self, record_first: bool = False) -> Deliver:
-        function = idempotent(self.write, str(self.folder), record_first=record_first)
-
-        def deliver(batch: DeliveredBatch, text: str) -> None:
-            frame: Any = Frame(text)
-            set_batch(frame, batch)
-            function(frame, batch.batch_id)
-
-        return deliver
+        return driver_of(idempotent(self.write, str(self.folder), record_first=record_first))
 
     def records(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "query").iterdir())
@@ -48,14 +38,10 @@ def target(tmp_path: Path) -> Target:
     return Target(tmp_path)
 
 
-def batch(number: int, timeline: int = 0, location: str = "a", plan: str = "") -> DeliveredBatch:
-    return DeliveredBatch(location, timeline, number, plan)
-
-
 def test_a_batch_is_written_once_and_two_records_are_kept(target: Target) -> None:
     for number in range(12):
         for _ in range(2):
-            target.driver()(batch(number), "row")
+            target.driver()(batch(number))
     assert [(number, "row") for number in range(12)] == target.rows
     assert ["10", "11"] == target.records()
 
@@ -75,7 +61,7 @@ def test_a_rewound_query_writes_its_batches_again(target: Target, record_first: 
 
 @pytest.mark.parametrize("wrong", [batch(1), batch(2, 0, "b"), batch(2, plan="other")])
 def test_another_history_under_the_number_is_a_gap(target: Target, wrong: DeliveredBatch) -> None:
-    target.driver()(batch(2, plan="planned"), "row")
+    target.driver()(batch(2, plan="planned"))
     with pytest.raises(CheckpointError) as caught:
         target.driver()(wrong, "wrong")
     assert "gap" == caught.value.reason
@@ -87,20 +73,20 @@ def test_a_driver_meets_a_record_of_its_number(
     target: Target, late: DeliveredBatch, is_fenced: bool
 ) -> None:
     """Its rows are in the target: rows and record are two writes."""
-    target.driver()(batch(0), "row")
+    target.driver()(batch(0))
     target.meanwhile = lambda: target.driver()(late, "meanwhile")
     if is_fenced:
         with pytest.raises(
             FencedError, match=r"contains batch 1 \(a/8/1/\), .* a second driver is running"
         ):
-            target.driver()(batch(1), "row")
+            target.driver()(batch(1))
     else:
-        target.driver()(batch(1), "row")
+        target.driver()(batch(1))
     assert ["0", "1"] == target.records()
 
 
 def test_a_record_of_another_program_is_rejected(target: Target) -> None:
-    target.driver()(batch(0), "row")
+    target.driver()(batch(0))
     (target.folder / "query" / "1").write_text("{}")
     with pytest.raises(UsageError, match="cannot be read"):
-        target.driver()(batch(1), "row")
+        target.driver()(batch(1))
