@@ -172,8 +172,8 @@ class Misuse(sparks.StatefulProcessor):
         return iter(())
 
 
-NO_TIMERS = r"timers need the time mode .*: pass timeMode=\"ProcessingTime\" to transform_with_state"
-    r"timers need the time mode .*: give timeMode=\"ProcessingTime\" to transform_with_state"
+NO_TIMERS = (
+    r"timers need the time mode .*: pass timeMode=\"ProcessingTime\" to transform_with_state"
 )
 TOO_LATE = r"state variables can be created only in init\(\): move the call there"
 
@@ -191,7 +191,7 @@ TOO_LATE = r"state variables can be created only in init\(\): move the call ther
         ("init", "ProcessingTime", lambda handle: handle.registerTimer(1), "belong to a key"),
         ("rows", "None", lambda handle: handle.getValueState("value", "n int"), TOO_LATE),
         ("rows", "None", lambda handle: handle.getListState("new", "n int"), TOO_LATE),
-        ("rows", "None", lambda handle: handle.deleteIfExists("value"), r"init\(\) only"),
+        ("rows", "None", lambda handle: handle.deleteIfExists("value"), r"only in init\(\)"),
     ],
 )
 def test_calls_that_spark_rejects_are_rejected(
