@@ -183,7 +183,7 @@ def test_versions_are_dropped_with_the_recordings_that_saw_them(tmp_path: Path) 
         (lambda: 1 / 0, "the function of the broadcast table 'rules' failed: ZeroDivisionError"),
         (lambda: 7, "must be a pyarrow table"),
         (lambda: [7], "its rows cannot be combined into one table"),
-        (lambda: {"n": pa.nulls(9 << 20, pa.int16())}, "has 19 MiB, and at most 16 MiB"),
+        (lambda: {"n": pa.nulls(9 << 20, pa.int16())}, "is 19 MiB; at most 16 MiB"),
     ],
 )
 def test_an_unreadable_source_fails_the_micro_batch(table: Any, said: str, tmp_path: Path) -> None:
@@ -217,7 +217,10 @@ def test_a_damaged_version_fails_the_task_and_reads(tmp_path: Path) -> None:
     run.job.store.put(entry.path, data[:-9] + b"x" + data[-8:])
     with sl.open(run.location) as state, pytest.raises(CorruptionError, match="broadcast table"):
         state.broadcast("rules")
-    with sl.open(run.location) as state, pytest.raises(UsageError, match="it has rules"):
+    with (
+        sl.open(run.location) as state,
+        pytest.raises(UsageError, match="its broadcast tables are rules"),
+    ):
         state.broadcast("prices")
     run.job.store.delete([entry.path])
     with sl.open(run.location) as state, pytest.raises(CheckpointError, match="no longer exists"):

@@ -17,7 +17,7 @@ from statelog.spark.query.settings import QuerySettings
 def test_another_version_in_the_server_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pickle.dumps(worker.ConnectEngine(b"never read"))
     monkeypatch.setattr(worker, "__version__", "0.0.1")
-    with pytest.raises(UsageError, match=r"and the server 0\.0\.1") as rejected:
+    with pytest.raises(UsageError, match=r"but the server runs 0\.0\.1") as rejected:
         pickle.loads(data)
     reported = reported_in(f"Traceback ...\nstatelog.errors.UsageError: {rejected.value}")
     assert reported is not None

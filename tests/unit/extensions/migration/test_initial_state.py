@@ -135,13 +135,13 @@ def test_timers_fire(pandas: bool) -> None:
 @pytest.mark.parametrize(
     ("state", "match"),
     [
-        ({"dropped": [{"n": 1}]}, "a variable 'dropped', which init"),
+        ({"dropped": [{"n": 1}]}, "the variable 'dropped', which init"),
         ({"total": [{"n": 1}]}, "the kind of 'total' in the initial state differs"),
         ({"items": {"n": 1}}, "the kind of 'items' in the initial state differs"),
-        ({"total": {"n": 1, "m": 2}}, r"fields \(n, m\) in 'total', where"),
+        ({"total": {"n": 1, "m": 2}}, r"fields \(n, m\) in 'total', but init"),
         (
             {"counts": [{"key": {"n": 1}, "value": {"n": 1}}]},
-            r"fields \(n\) in 'counts.key', where init\(\) declares \(item\)",
+            r"fields \(n\) in 'counts.key', but init\(\) declares \(item\)",
         ),
     ],
 )
@@ -156,7 +156,7 @@ def test_state_that_the_processor_does_not_declare_is_rejected(
 
 
 def test_a_frame_of_something_else_is_rejected() -> None:
-    with pytest.raises(Exception, match="no column statelog_state, but key, n; pass the frame"):
+    with pytest.raises(Exception, match="the column statelog_state; it has key, n; pass the frame"):
         starting({"key": "a", "n": 1}, pandas=False)
 
 

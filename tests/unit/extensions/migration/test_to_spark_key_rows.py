@@ -105,7 +105,7 @@ def test_variables_can_be_chosen_and_names_must_be_those_of_columns() -> None:
         UsageError, match="the state other does not exist; the checkpoint contains seen, total"
     ):
         KeyRows(schema(DAY, "total", "seen"), 7, variables=["seen", "other"])
-    with pytest.raises(UsageError, match="no state without a name"):
+    with pytest.raises(UsageError, match="the state without a name does not exist"):
         KeyRows(schema(DAY, "total"), 7, variables=[])
     for names in (["a", "A"], ["day", TIMERS_COLUMN]):
         with pytest.raises(UsageError, match="each column needs a unique name"):

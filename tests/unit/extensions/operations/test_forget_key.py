@@ -292,7 +292,7 @@ def test_tags_and_forks_are_named_and_stop_a_rewrite(history_of):
     pinned = [trace for trace in report.traces if trace.pins]
     assert {("tag kept",)} == {trace.pins for trace in pinned}
     assert all("statelog tag --remove" in trace.leaves for trace in pinned)
-    with pytest.raises(CheckpointError, match="are kept by tag kept; nothing was changed"):
+    with pytest.raises(CheckpointError, match="are pinned by tag kept; nothing was changed"):
         statelog.forget(location, key_of(NUMBER), now=True, apply=True)
     assert present(history)
     delete_tag(history.store, tag)

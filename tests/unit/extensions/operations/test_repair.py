@@ -193,6 +193,6 @@ def test_giving_up_needs_a_sound_checkpoint(call, place):
     damage(place, log)
     before = tree(place)
     text = call("verify", str(place), "--give-up-after", "2", "--apply", status=1)
-    assert "checkpoint 2 is damaged too" in text
+    assert "checkpoint 2 is also damaged" in text
     assert log in text
     assert tree(place) == before

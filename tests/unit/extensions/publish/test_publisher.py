@@ -265,7 +265,7 @@ def test_the_command_publishes_and_follows(
     first = published.history.checkpoint_id
     assert f"checkpoint {first} published in" in capsys.readouterr().out
     assert 0 == run(call)
-    assert f" contains checkpoint {first} already" in capsys.readouterr().out
+    assert f" already contains checkpoint {first}" in capsys.readouterr().out
     assert 2 == run([*call, "--catalog-option", "token:hidden"])
     error = capsys.readouterr().err
     assert "KEY=VALUE" in error and "hidden" not in error

@@ -205,13 +205,13 @@ def test_the_difference_of_two_checkpoints_is_printed(call, stored):
 
 def test_wrong_calls_say_what_is_right(call, stored, tmp_path: Path):
     location = stored.location
-    assert "it has 'total'" in call("read", location, "totals", status=2)
+    assert "its variables are 'total'" in call("read", location, "totals", status=2)
     assert "a key requires a value for each of (k int64, name string); got 1" in call(
         "get", location, "total", "1", status=2
     )
     assert "takes int64" in call("get", "--history", location, "total", "one", "x", status=2)
     assert "does not exist" in call("read", location, "--checkpoint", "99", status=1)
-    assert "no operator 'x'" in call("read", location, "--operator", "x", status=2)
+    assert "have an operator 'x'" in call("read", location, "--operator", "x", status=2)
     for verb in ("read", "get", "diff"):
         more = {"read": [], "diff": ["0", "1"]}.get(verb, ["total", "1"])
         assert "is not a state location" in call(verb, str(tmp_path), *more, status=2)

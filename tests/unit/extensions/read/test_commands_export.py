@@ -105,7 +105,7 @@ def test_wrong_exports_say_what_is_right(call, stored, tmp_path):
     location = stored.location
     out = ("--to", str(tmp_path / "all.parquet"))
     assert "pass a folder" in call("read", location, *out, status=2)
-    assert "it has 'total'" in call("read", location, *out, "nope", status=2)
+    assert "its variables are 'total'" in call("read", location, *out, "nope", status=2)
     (tmp_path / "file").write_text("")
     assert "is not a folder" in call("read", location, "--to", str(tmp_path / "file"), status=2)
     assert "does not exist" in call("read", location, *out, "--checkpoint", "99", status=1)

@@ -76,7 +76,7 @@ def test_steps_and_differences_in_json(call, job: RecordedJob) -> None:
         (["k1", "--processor", "Steps"], "name the processor as module:Class or file.py:Class"),
         (["k1", "--processor", "no_such_module:X"], "'no_such_module' cannot be imported"),
         (["k1", "--processor", "no/file.py:X"], "the file no/file.py does not exist"),
-        (["k1", "--processor", f"{PROCESSORS}:Nothing"], "has no 'Nothing'"),
+        (["k1", "--processor", f"{PROCESSORS}:Nothing"], "does not define 'Nothing'"),
         (["k1", "--processor", "os:abort"], "os:abort is builtin_function_or_method, not a"),
         (
             ["k1", "--processor", "json:loads"],

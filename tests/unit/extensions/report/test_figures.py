@@ -99,6 +99,6 @@ def test_a_slow_sink_is_named_and_slow_tasks_are_not() -> None:
 def test_a_rewind_and_repeated_puts_are_named() -> None:
     rewound = checkpoint(2, rewound=True, put_retries=1)
     texts = [text for _, text in findings_with(checkpoints=(rewound,))]
-    assert any("went back" in text for text in texts)
+    assert any("rewound the query" in text for text in texts)
     repeated = "Puts of claims and commits were repeated 1 time "
     assert any(text.startswith(repeated) for text in texts)

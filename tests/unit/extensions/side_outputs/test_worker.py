@@ -150,7 +150,7 @@ def test_rows_and_tuples_are_taken_and_what_a_row_leaves_out_is_null(tmp_path: P
     ("op", "said"),
     [
         ("null", r"'k' is NOT NULL"),
-        ("type", r"column 'at' .* cannot hold 'a text'"),
+        ("type", r"column 'at' .* cannot store 'a text'"),
         ("name", r"does not have the column key; its columns are k, at"),
         ("dict", r"takes emit\(Row\(k=..., at=...\)\), or a tuple of 2 values; got the dict"),
         ("long", r"or a tuple of 2 values; got the tuple"),

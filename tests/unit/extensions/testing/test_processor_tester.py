@@ -127,7 +127,7 @@ def test_state_of_a_key_of_several_columns_is_set_from_outside() -> None:
     tester.test(key, [row(3)])
     assert tester.peekListState("recent", key) == [(1,), (2,), (3,)]
     assert tester.peekMapState("by_name", key) == {("new",): (2,), ("x",): (3,)}
-    with pytest.raises(UsageError, match="no state 'other'; it creates last, recent, by_name"):
+    with pytest.raises(UsageError, match="the state 'other'; it creates last, recent, by_name"):
         tester.peekValueState("other", key)
     with pytest.raises(UsageError, match="is a list state"):
         tester.peekValueState("recent", key)
@@ -211,5 +211,5 @@ def test_side_outputs_have_what_the_last_micro_batch_emitted() -> None:
     assert [Row(n=-2, at=None), Row(n=-3, at=None)] == tester.sideOutput("rejected")
     tester.test("b", [Row(n=1)])
     assert [] == tester.sideOutput("rejected")
-    with pytest.raises(UsageError, match="side output 'late': it declares rejected"):
+    with pytest.raises(UsageError, match="side output 'late': its side outputs are rejected"):
         tester.sideOutput("late")

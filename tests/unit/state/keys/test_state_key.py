@@ -19,8 +19,8 @@ TYPES = pa.schema([("k", pa.int32()), ("t", pa.timestamp("us", "UTC")), ("d", pa
     ("key", "message"),
     [
         ((), r"a key requires a value for each of \(k int64, name string\); got 0"),
-        (5, "1 given"),
-        ((5, "key 5", None), "3 given"),
+        (5, "got 1"),
+        ((5, "key 5", None), "got 3"),
         (("5", "key 5"), "key column 'k' takes int64, not str '5'"),
         ((5.5, "key 5"), "key column 'k' takes int64, not float 5.5"),
         ((True, "key 5"), "key column 'k' takes int64, not bool True"),
