@@ -107,7 +107,7 @@ def test_what_is_wrong_is_said(spark: SparkSession, tmp_path: Path) -> None:
         transform_with_state(grouped, Rated(), OUTPUT, broadcast={"prices": list})
     options = {"broadcast": {"rules": lambda: spark.range(1 << 22)}}
     job = Job(source, tmp_path, ["key"], Rated(), OUTPUT, options)
-    with pytest.raises(StreamingQueryException, match="has 32 MiB, and at most 16 MiB"):
+    with pytest.raises(StreamingQueryException, match="is 32 MiB; at most 16 MiB"):
         job.run()
     options = {"broadcast": {"rules": source.frame}}
     with pytest.raises(StreamingQueryException, match="is a stream: pass it as a second input"):

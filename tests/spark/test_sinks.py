@@ -102,7 +102,7 @@ def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
     for _ in range(3):  # batches 1 to 3 are the entries 0 to 2
         job.add(1)
         job.run("parquet")
-    assert "another query" not in caplog.text
+    assert "a different query" not in caplog.text
     assert "Set the first to at least twice the second" in caplog.text, "short_log keeps less"
     model = TotalsModel()
     for rows in BATCHES:

@@ -52,7 +52,7 @@ def test_a_timer_fires_without_data_and_ticks_with_nothing_due_leave_no_trace(jo
     job.run(tasks=3)
     assert 2 == len(told(job, "rang"))
     assert 2 == job.progress[-1].batch_id
-    with pytest.raises(UsageError, match=r"noDataBatches=False, but .* began with them"):
+    with pytest.raises(UsageError, match=r"noDataBatches=False, but .* started with them"):
         job.start(noDataBatches=False)
     # State that misses a batch with data is still refused.
     job.source.add([(5, 10**9)])

@@ -84,7 +84,7 @@ def test_a_commit_needs_a_claim_of_the_newest_checkpoint(store):
         session.claim(base)
         session.commit([])
     with (
-        pytest.raises(CheckpointError, match="committed meanwhile") as raised,
+        pytest.raises(CheckpointError, match="committed in the meantime") as raised,
         edit_session(store, "edit") as session,
     ):
         session.claim(base)

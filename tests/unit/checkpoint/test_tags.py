@@ -133,7 +133,7 @@ def test_names_are_unique_and_plain(store):
     for name in ("", "a/b", "../x", "ä", "a b", ".x", "x" * 101):
         with pytest.raises(UsageError):
             tag(store, 1, name)
-    with pytest.raises(CheckpointError, match="it has: t"):
+    with pytest.raises(CheckpointError, match="existing: t"):
         find_tag(store, "other", TagKind.TAG)
 
 

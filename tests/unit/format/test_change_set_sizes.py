@@ -36,7 +36,7 @@ def batch(key_groups: list[int], values: list[bytes]) -> ChangeBatch:
 @pytest.mark.parametrize("values", [[b"a"], [b"a", b"bb", b"c"], []])
 def test_columns_of_different_length_are_not_encoded(values):
     shifted = batch([1, 2], values)
-    with pytest.raises(InvariantError, match=f"2 key groups and {len(values)} values"):
+    with pytest.raises(InvariantError, match=f"2 key groups but {len(values)} values"):
         encode_change_set([shifted])
 
 
@@ -144,4 +144,4 @@ def test_a_shifted_column_is_never_acknowledged():
         writer._add((None, (batch([1, 2], [b"a"]), 1)))
         error = writer.persist(SequenceNumber(0)).exception(20)
         assert isinstance(error, cl.UploadFailedError)
-        assert "2 key groups and 1 values" in str(error)
+        assert "2 key groups but 1 values" in str(error)

@@ -77,7 +77,7 @@ def test_a_wrong_location_is_refused(typed):
 def test_a_hint_shows_what_can_be_opened():
     with pytest.raises(InvalidOptionsError, match=r"abfs://.*"):
         open_store("nosuch://name/x")
-    with pytest.raises(InvalidOptionsError, match="names no container; write az://container/path"):
+    with pytest.raises(InvalidOptionsError, match="does not contain a container; use az://container/path"):
         open_store("az://")
 
 
@@ -130,7 +130,7 @@ def test_obstore_knows_every_client_option_we_let_through(key):
         ({"aws_acces_key_id": SECRET}, "did you mean 'access_key_id'"),
         ({"fs.s3a.access.key": SECRET}, "Hadoop's options do not apply"),
         ({"bucket": "b"}, "part of the URL"),
-        ({"zzz": SECRET}, "stores have .*allow_http.*region"),
+        ({"zzz": SECRET}, "stores accept .*allow_http.*region"),
         ({"max_retries": "many"}, "number of attempts"),
         ({"retry_timeout": -1}, "number of seconds"),
     ],

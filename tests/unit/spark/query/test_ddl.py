@@ -30,7 +30,7 @@ def test_parts() -> None:
         ("n decimal(x)", "unexpected 'x', a number"),
         ("n char", "char requires a length"),
         (", n int", "expected a column name, not ','"),
-        ("n interval day to year", "no interval day to year"),
+        ("n interval day to year", "the interval day to year does not exist"),
         ("n int; m int", "'; m int' is not valid"),
     ],
 )

@@ -280,7 +280,7 @@ def test_a_frame_that_is_yielded_again_and_changed_in_between() -> None:
     ("bad", "message"),
     [
         (pd.DataFrame({"n": [1]}), "lacks the columns x, s, at, dec, list"),
-        (pd.DataFrame([[1, 2]]), "has 2 columns for the 6"),
+        (pd.DataFrame([[1, 2]]), "has 2 columns, but the output has 6"),
         (frame_of(1).assign(n=["one", "two"]), "n object"),
         (frame_of(1).assign(n=[1.5, 2.5]), "column 'n'"),
         (frame_of(1).assign(dec=[1, 2]), "dec"),
