@@ -121,7 +121,7 @@ def test_options_come_from_flinks_keys_and_the_environment_too() -> None:
         ({"tasks": "2", "TASKS": "3"}, "tasks is set twice"),
         (
             {"retainedCheckpoints": "2", "checkpoint.retained": "3"},
-            "checkpoint.retained.* a second",
+            "checkpoint.retained.* twice",
         ),
         ({"tasks": "3-2"}, "tasks must be a count from 1, or a range.*, not '3-2'"),
     ],
