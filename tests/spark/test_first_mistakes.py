@@ -67,7 +67,9 @@ def test_the_error_of_an_argument_says_what_to_type(job: Job) -> None:
     with pytest.raises(Exception, match=r"is not a schema: .*LNOG.* such as .customer string, "):
         job.start()
     job.output = TOTALS
-    with pytest.raises(Exception, match=r"'s3:/bucket/job' does not contain a bucket; use s3://bucket/"):
+    with pytest.raises(
+        Exception, match=r"'s3:/bucket/job' does not contain a bucket; use s3://bucket/"
+    ):
         job.start(stateLocation="s3:/bucket/job")
 
 

@@ -129,7 +129,9 @@ def test_two_columns_of_one_name_are_not_written(spark: SparkSession, tmp_path: 
         .trigger(availableNow=True)
         .start()
     )
-    with pytest.raises(Exception, match="the frame contains several columns with the same name: k, K"):
+    with pytest.raises(
+        Exception, match="the frame contains several columns with the same name: k, K"
+    ):
         query.awaitTermination(240)
 
 

@@ -74,7 +74,9 @@ def test_the_id_of_a_query_is_read_or_the_file_is_named():
     assert "" == recorded_query_id(Files())
     assert "one" == recorded_query_id(Files(metadata=b'{"id":"one","later":1}'))
     for torn in (b"", b'{"id":', b"{}"):
-        with pytest.raises(CheckpointError, match=r"file:/q/metadata does not contain a query id") as raised:
+        with pytest.raises(
+            CheckpointError, match=r"file:/q/metadata does not contain a query id"
+        ) as raised:
             recorded_query_id(Files(metadata=torn))
         assert "damaged" == raised.value.reason
 

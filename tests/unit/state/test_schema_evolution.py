@@ -164,7 +164,9 @@ def test_columns_of_a_key_do_not_change_places(names):
         evolve(stored, declared, now_ms=NOW)
     stored = of(TOTAL, replace(SEEN, user_key_schema=before))
     declared = of(TOTAL, replace(SEEN, user_key_schema=after))
-    with pytest.raises(CheckpointError, match=r"the map key of state 'seen' is .* a different position"):
+    with pytest.raises(
+        CheckpointError, match=r"the map key of state 'seen' is .* a different position"
+    ):
         evolve(stored, declared, now_ms=NOW)
 
 

@@ -27,7 +27,7 @@ def test_parts() -> None:
         ("n", "unexpected end"),
         ("n long total double", "unexpected 'total'"),
         ("n array<int", "'>' is missing"),
-        ("n decimal(x)", "unexpected 'x', a number"),
+        ("n decimal(x)", "expected a number, not 'x'"),
         ("n char", "char requires a length"),
         (", n int", "expected a column name, not ','"),
         ("n interval day to year", "the interval day to year does not exist"),
@@ -35,6 +35,6 @@ def test_parts() -> None:
     ],
 )
 def test_text_that_cannot_be_parsed_is_named(text: str, why: str) -> None:
-    with pytest.raises(UsageError, match="cannot be read") as raised:
+    with pytest.raises(UsageError, match="cannot be parsed") as raised:
         parse_ddl(text)
     assert why in str(raised.value)

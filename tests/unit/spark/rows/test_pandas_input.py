@@ -320,7 +320,7 @@ def test_whole_numbers_for_a_decimal() -> None:
 
 
 def test_output_other_than_a_frame_is_rejected() -> None:
-    with pytest.raises(ProcessorError, match=r"it yields a Series: `yield pd\.DataFrame"):
+    with pytest.raises(ProcessorError, match=r"it yields a Series: write `yield pd\.DataFrame"):
         output().extend([pd.Series([1])])
     assert output().batch().num_rows == 0
 

@@ -90,11 +90,14 @@ def failure(
 @pytest.mark.parametrize(
     ("item", "what"),
     [
-        ({"customer": "ann"}, "it yields the dict {'customer': 'ann'}: `yield Row(**values)`"),
-        (("ann", 3), "it yields the tuple ('ann', 3): `yield Row(customer=..., total=...)`"),
-        (Row("ann", 3), "it yields <Row('ann', 3)> without names: `yield Row(customer=..., "),
-        ("ann", "it yields the str 'ann': `yield Row(customer=..., total=...)`"),
-        (None, "it yields None: `yield Row(customer=..., total=...)`"),
+        (
+            {"customer": "ann"},
+            "it yields the dict {'customer': 'ann'}: write `yield Row(**values)`",
+        ),
+        (("ann", 3), "it yields the tuple ('ann', 3): write `yield Row(customer=..., total=...)`"),
+        (Row("ann", 3), "it yields <Row('ann', 3)> without names: write `yield Row(customer=..., "),
+        ("ann", "it yields the str 'ann': write `yield Row(customer=..., total=...)`"),
+        (None, "it yields None: write `yield Row(customer=..., total=...)`"),
         (
             Row(customer="ann", total="many"),
             "output column 'total' (int64) cannot store 'many' of Row(customer='ann', total='many')",
