@@ -69,7 +69,9 @@ def test_the_mailbox_is_a_keyword_too_and_takes_any_executor(scheduler, storage)
     assert ([], 1) == (ended, len(queue.commands))
     queue.commands[0]()
     assert isinstance(ended[0].exception(), cl.UploadFailedError)
-    with pytest.raises(sl.UsageError, match=r"mailbox must be a MailboxExecutor.* has no exec"):
+    with pytest.raises(
+        sl.UsageError, match=r"mailbox must be a MailboxExecutor.* does not have exec"
+    ):
         storage.create_writer("op", ALL, print)
 
 

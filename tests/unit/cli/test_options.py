@@ -160,5 +160,8 @@ def test_a_folder_without_state_is_named(call, tmp_path):
     (tmp_path / "statelog").mkdir()
     said = call("checkpoints", str(tmp_path), status=2)
     assert "neither it nor its subfolder statelog contains a checkpoint or a claim" in said
-    with statelog.open(tmp_path) as state, pytest.raises(CheckpointError, match="no checkpoint"):
+    with (
+        statelog.open(tmp_path) as state,
+        pytest.raises(CheckpointError, match="contain a checkpoint"),
+    ):
         state.variables()

@@ -105,5 +105,5 @@ def test_not_null_fields_survive_keys_that_have_no_value():
 
 def test_a_value_without_fields_is_refused():
     empty = StateDescriptor("empty", StateKind.VALUE, NO_FIELDS)
-    with pytest.raises(UsageError, match="'empty' has no fields"):
+    with pytest.raises(UsageError, match="'empty' does not have fields"):
         OperatorCodec(OperatorStateSchema("op", pa.schema([("k", pa.int64())]), (empty,)))
