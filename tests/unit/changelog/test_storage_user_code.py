@@ -82,8 +82,8 @@ def batching(
 
 
 SPOILED: dict[str, tuple[Answer, str]] = {
-    "no task": (with_tasks(()), "names 0 tasks of 1"),
-    "odd tasks": (with_tasks((1, 2)), "names 0 tasks of 1"),
+    "no task": (with_tasks(()), "lists 0 of 1 tasks"),
+    "odd tasks": (with_tasks((1, 2)), "lists 0 of 1 tasks"),
     "no answer": (lambda result: None, "must return an UploadTasksResult"),
     "a set is missing": (
         with_results(lambda results: results[1:]),
@@ -130,7 +130,7 @@ def test_a_task_that_was_answered_is_not_failed_with_the_others():
         futures = [appended(storage, b"value").persist(0) for _ in range(3)]
         gate.set()  # the first went alone; the others share an upload
         assert [None, None] == [futures[0].exception(WAIT_S), futures[1].exception(WAIT_S)]
-        with pytest.raises(cl.UploadFailedError, match="1 tasks of 2"):
+        with pytest.raises(cl.UploadFailedError, match="lists 1 of 2 tasks"):
             futures[2].result(WAIT_S)
 
 
