@@ -122,7 +122,7 @@ class Wider(Totals):
     ("changes", "message"),
     [
         ({"operator": "other"}, "belongs to operator 'transform_with_state', not 'other'"),
-        ({"processor": Wider()}, "state 'total': field 'total' is int64 there, double here"),
+        ({"processor": Wider()}, "state 'total': field 'total' is int64 there, but double here"),
         ({"keys": ["key", "amount"]}, "its key is .*, but the query's key is"),
         ({"maxParallelism": 64}, "128 key groups, but the query requests 64"),
         ({"checkpointLocation": "elsewhere"}, "contains the state of query .*, not of this query"),

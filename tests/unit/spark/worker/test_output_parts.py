@@ -170,7 +170,11 @@ class FaultyColumns(ColumnarProcessor):
     ("item", "how", "what"),
     [
         (5, "yield", "the output must be a pyarrow table, "),
-        (pa.table({"customer": ["ann"]}), "yield", "the output has the columns customer, total; "),
+        (
+            pa.table({"customer": ["ann"]}),
+            "yield",
+            "the output has the columns customer, total, but the table has ",
+        ),
         (pa.table({"customer": ["ann"]}), "return", "it returned a Table, not an iterator of tab"),
     ],
 )

@@ -224,7 +224,9 @@ def test_a_driver_that_another_one_has_overtaken_is_fenced(record: str | None) -
 def test_a_query_that_went_back_is_rejected() -> None:
     target = Target()
     target.records[WRITER] = batch(7).record
-    with pytest.raises(CheckpointError, match=r"has batch 7, .* the query is at batch 5") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"contains batch 7, .* the query is at batch 5"
+    ) as caught:
         deliver(ExactlyOnce(MemorySink(target)), batch(5))
     assert ("gap", 5) == (caught.value.reason, caught.value.batch_id)
 
