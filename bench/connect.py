@@ -31,7 +31,7 @@ from typing import Any
 from pipeline import OUTPUT, ROCKSDB, RunningTotal, machine, noop, write_input
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
-from tests.spark.connect.server import ConnectServer
+from tests.support.spark.connect.server import ConnectServer
 
 from statelog.demo.java import prepare_environment
 from statelog.spark import transform_with_state

@@ -19,14 +19,12 @@ from statelog.demo.java import prepare_environment
 prepare_environment()
 
 from pyspark.sql import Row, SparkSession  # noqa: E402
-from tests.spark import processors  # noqa: E402
-from tests.spark.processors import INPUT, TOTALS, Totals  # noqa: E402
-from tests.spark.streams import BatchSource, Job, workers_get_by_value  # noqa: E402
+from tests.support.spark.processors import INPUT, TOTALS, Totals  # noqa: E402
+from tests.support.spark.streams import BatchSource, Job  # noqa: E402
 
 from statelog.checkpoint import collect_garbage  # noqa: E402
 from statelog.store import open_store  # noqa: E402
 
-workers_get_by_value(processors.__name__)
 KEYS = 40
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.standalone import standalone_cluster
-from tests.spark.processors import TotalsModel
+from tests.support.spark.processors import TotalsModel
 
 from statelog.demo.java import prepare_environment
 from statelog.demo.process import kill_session, start_program

@@ -1,6 +1,7 @@
 """One Spark session for all tests that need one: starting it is what costs."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ from statelog.demo.java import prepare_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.support.spark.streams import Job
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +40,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
         session.stop()
 
 
+@pytest.fixture
+def job(spark: "SparkSession", tmp_path: Path) -> "Job":
+    """A job that adds up amounts by key, without input yet."""
+    from tests.support.spark.processors import totals_job
+
+    return totals_job(spark, tmp_path)
+
+
 @pytest.fixture(params=["UTC", "America/New_York"])
 def zone(request: pytest.FixtureRequest, spark: "SparkSession") -> Iterator[str]:
-    """Set the session's time zone; others are named with `indirect`."""
-    spark.conf.set("spark.sql.session.timeZone", request.param)
-    yield request.param
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    """The session's time zone; others are named with `indirect`."""
+    from tests.support.spark.streams import configured
+
+    with configured(spark, {"spark.sql.session.timeZone": request.param}):
+        yield request.param

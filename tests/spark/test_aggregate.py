@@ -9,34 +9,43 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
-from tests.spark.aggregates import COLUMNS, FUNCTIONS, NOON, Query, rows_of
-from tests.spark.streams import BatchSource, wait
+from tests.support.spark.aggregates import (
+    COLUMNS,
+    FUNCTIONS,
+    NOON,
+    Query,
+    columns_of_spark,
+    functions_of,
+    rows_of,
+)
+from tests.support.spark.processors import INPUT, TOTALS, Totals
+from tests.support.spark.streams import FREQUENT_SNAPSHOTS, BatchSource, run_to_end
 
 import statelog as sl
 from statelog.errors import ProcessorError, UsageError
-from statelog.spark import aggregate, transform_with_state
+from statelog.spark import Aggregate, aggregate, transform_with_state
 from statelog.spark import functions as F
 
-DISTINCT = {
+DISTINCT: dict[str, tuple[Aggregate, str]] = {
     "texts": (F.approx_count_distinct("text"), "count(DISTINCT text)"),
     "moments": (F.approx_count_distinct("at", rsd=0.02), "count(DISTINCT at)"),
     "ratios_seen": (F.approx_count_distinct("ratio"), "count(DISTINCT ratio)"),
 }
 
 
-def in_order(rows: Sequence[Row]) -> list[Any]:
+def by_text(rows: Sequence[Row]) -> list[Any]:
     return sorted((row.asDict(recursive=True) for row in rows), key=repr)
 
 
-def assert_same(found: Sequence[Row], expected: Sequence[Row], *close: str) -> None:
-    got, want = in_order(found), in_order(expected)
+def assert_same(actual: Sequence[Row], expected: Sequence[Row], *close: str) -> None:
+    """Check that rows are equal, those of some columns nearly."""
+    ours, theirs = by_text(actual), by_text(expected)
     for name in close:
-        given = [one.pop(name) for one in got]
-        wanted = [one.pop(name) for one in want]
-        assert [one is None for one in given] == [one is None for one in wanted]
-        for one, other in zip(given, wanted, strict=True):
-            assert one is None or one == pytest.approx(other, rel=1e-9, abs=1e-6)
-    assert got == want
+        for row, row_of_spark in zip(ours, theirs, strict=True):
+            value, value_of_spark = row.pop(name), row_of_spark.pop(name)
+            assert (value is None) == (value_of_spark is None)
+            assert value is None or value == pytest.approx(value_of_spark, rel=1e-9, abs=1e-6)
+    assert ours == theirs
 
 
 @pytest.mark.parametrize(
@@ -49,24 +58,16 @@ def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
 ) -> None:
     rng = random.Random(seed)
     source = BatchSource(spark, tmp_path / "in", COLUMNS)
-    snapshots = {
-        "snapshot.min-log-size": 1,
-        "snapshot.log-to-snapshot-ratio": 0.01,
-        "snapshot.max-log-handles": 3,
-    }
-    query = Query(source, tmp_path, delivery=delivery, **snapshots)
-    functions = {name: one for name, (one, _) in FUNCTIONS.items()}
-    number = 0
+    query = Query(source, tmp_path, delivery=delivery, **FREQUENT_SNAPSHOTS)
     for tasks in (2, 1, 3):
         expected = []
         for _ in range(2):
-            source.add(rows_of(rng, rng.randrange(1, 40), 10_000 * number))
-            number += 1
+            source.add(rows_of(rng, rng.randrange(1, 40), 10_000 * source.count))
             seen = spark.read.schema(source.schema).parquet(str(source.folder))
-            newest = spark.read.parquet(str(source.folder / f"{number:05}.parquet"))
-            wanted = (
+            newest = spark.read.parquet(str(source.folder / f"{source.count:05}.parquet"))
+            touched = (
                 seen.groupBy("name", "place")
-                .agg(*(sf.expr(one).alias(name) for name, (_, one) in FUNCTIONS.items()))
+                .agg(*columns_of_spark(FUNCTIONS))
                 .alias("r")
                 .join(
                     newest.select("name", "place").distinct().alias("k"),
@@ -74,22 +75,18 @@ def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
                     "left_semi",
                 )
             )
-            expected.append(wanted.collect())
-        found = query.run("name", "place", tasks=tasks, **functions)
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other, "spread", "mean_int")
+            expected.append(touched.collect())
+        output = query.run("name", "place", tasks=tasks, **functions_of(FUNCTIONS))
+        for rows, rows_of_spark in zip(output, expected, strict=True):
+            assert_same(rows, rows_of_spark, "spread", "mean_int")
 
 
 def test_the_output_has_the_schema_of_spark(spark: SparkSession, tmp_path: Path) -> None:
     frame = BatchSource(spark, tmp_path / "in", COLUMNS).frame()
     keys = ["name", sf.upper("text").alias("upper"), sf.window("at", "1 hour")]
-    out = aggregate(
-        frame.groupBy(*keys), *(one.alias(name) for name, (one, _) in FUNCTIONS.items())
-    )
-    of_spark = frame.groupBy(*keys).agg(
-        *(sf.expr(one).alias(name) for name, (_, one) in FUNCTIONS.items())
-    )
+    functions = [function.alias(name) for name, function in functions_of(FUNCTIONS).items()]
+    out = aggregate(frame.groupBy(*keys), *functions)
+    of_spark = frame.groupBy(*keys).agg(*columns_of_spark(FUNCTIONS))
     assert out.schema.simpleString() == of_spark.schema.simpleString()
 
 
@@ -98,11 +95,10 @@ def test_a_batch_frame_is_aggregated_by_spark(spark: SparkSession, tmp_path: Pat
     source.add(rows_of(random.Random(3), 60, 0))
     frame = spark.read.schema(source.schema).parquet(str(source.folder))
     both = FUNCTIONS | DISTINCT
-    out = aggregate(frame.groupBy("name"), *(one.alias(name) for name, (one, _) in both.items()))
+    functions = [function.alias(name) for name, function in functions_of(both).items()]
+    out = aggregate(frame.groupBy("name"), *functions)
     assert "MapInArrow" not in out._jdf.queryExecution().toString()
-    expected = frame.groupBy("name").agg(
-        *(sf.expr(one).alias(name) for name, (_, one) in both.items())
-    )
+    expected = frame.groupBy("name").agg(*columns_of_spark(both))
     assert out.columns == expected.columns
     assert_same(out.collect(), expected.collect(), "spread", "mean_int")
 
@@ -118,15 +114,14 @@ def test_distinct_values_are_counted_approximately(spark: SparkSession, tmp_path
         )
     query = Query(source, tmp_path, tasks=2)
     functions = {
-        "exact": sf.countDistinct("number"),
         "numbers": F.approx_count_distinct("number", rsd=0.02),
         "moments": F.approx_count_distinct("at", rsd=0.02),
         "none": F.approx_count_distinct(sf.lit(None).cast("date")),
     }
-    exact = functions.pop("exact")
     *_, newest = query.run("name", **functions)
     seen = spark.read.schema(source.schema).parquet(str(source.folder))
-    expected = {one[0]: one[1] for one in seen.groupBy("name").agg(exact).collect()}
+    exact = seen.groupBy("name").agg(sf.countDistinct("number").alias("n")).collect()
+    expected = {row["name"]: row["n"] for row in exact}
     assert len(newest) == 2
     for row in newest:
         assert row.numbers == pytest.approx(expected[row.name], rel=0.1)
@@ -139,21 +134,6 @@ WINDOWS = {
     "sliding": lambda: ["name", sf.window("at", "10 minutes", "4 minutes")],
     "moments": lambda: ["at", "name"],
 }
-
-
-def run_on_spark(query: Query, keys: Sequence[Any], mode: str) -> list[list[Row]]:
-    frame = query.source.frame().withWatermark("at", "5 minutes")
-    batches: list[list[Row]] = []
-    out = frame.groupBy(*keys).agg(sf.count("*").alias("n"), sf.sum("value").alias("total"))
-    writer = out.writeStream.outputMode(mode).option(
-        "checkpointLocation", str(query.folder / "spark")
-    )
-    wait(
-        writer.foreachBatch(lambda one, _: batches.append(one.collect()))
-        .trigger(availableNow=True)
-        .start()
-    )
-    return [batch for batch in batches if batch]
 
 
 @pytest.mark.parametrize("mode", ["append", "update"])
@@ -176,15 +156,16 @@ def test_windows_with_a_watermark_are_those_of_spark(
         )
     query = Query(source, tmp_path, tasks=2, outputMode=mode)
     rows = source.frame().withWatermark("at", "5 minutes")
-    found = query.run(*keys, rows=rows, n=F.count(), total=F.sum("value"))
-    expected = run_on_spark(query, keys, mode)
-    assert list(map(in_order, found)) == list(map(in_order, expected))
+    output = query.run(*keys, rows=rows, n=F.count(), total=F.sum("value"))
+    of_spark = rows.groupBy(*keys).agg(sf.count("*").alias("n"), sf.sum("value").alias("total"))
+    expected = [batch for batch in run_to_end(of_spark, tmp_path / "spark", mode) if batch]
+    assert list(map(by_text, output)) == list(map(by_text, expected))
     # The state of what the watermark has passed is dropped.
     state = sl.open(str(tmp_path / "state")).table("aggregates")
     watermark = NOON + timedelta(minutes=35)
-    name = next(one for one in state.column_names if one in ("key.at", "key.window"))
-    of = state.column(name).to_pylist()
-    ends = [one["end"] if isinstance(one, dict) else one for one in of]
+    name = "key.at" if "key.at" in state.column_names else "key.window"
+    times = state.column(name).to_pylist()
+    ends = [time["end"] if isinstance(time, dict) else time for time in times]
     assert ends
     assert all(end > watermark - timedelta(minutes=10) for end in ends)
 
@@ -195,7 +176,7 @@ def test_update_without_a_watermark_keeps_all_windows(spark: SparkSession, tmp_p
     source.add([("a", NOON, 4)])
     query = Query(source, tmp_path)
     _, later = query.run(sf.window("at", "10 minutes"), n=F.count(), total=F.sum("value"))
-    assert [(one.n, one.total) for one in later] == [(2, 5)]
+    assert [(row.n, row.total) for row in later] == [(2, 5)]
 
 
 def test_an_added_aggregate_counts_from_then_on(spark: SparkSession, tmp_path: Path) -> None:
@@ -206,34 +187,25 @@ def test_an_added_aggregate_counts_from_then_on(spark: SparkSession, tmp_path: P
     source.add([("a", 5), ("b", 6)])
     more = {"total": F.sum("value"), "middle": F.mean("value"), "top": F.top_k("value", 2)}
     (batch,) = query.run("name", n=F.count(), spread=F.variance("value"), **more)
-    found = {one.name: one for one in batch}
-    assert found["a"].n == 3
-    assert (found["a"].total, found["a"].middle, found["a"].top) == (5, 5.0, [5])
-    assert found["b"].n == 1
-    assert found["b"].spread is None
+    by_name = {row.name: row for row in batch}
+    assert by_name["a"].n == 3
+    assert (by_name["a"].total, by_name["a"].middle, by_name["a"].top) == (5, 5.0, [5])
+    assert by_name["b"].n == 1
+    assert by_name["b"].spread is None
 
 
 def test_an_aggregation_follows_a_stateful_operator(spark: SparkSession, tmp_path: Path) -> None:
-    from tests.spark import processors
-    from tests.spark.streams import workers_get_by_value
-
-    workers_get_by_value(processors.__name__)
-    source = BatchSource(spark, tmp_path / "in", processors.INPUT)
-    source.add([(1, 5), (2, 6), (12, 7)])
-    source.add([(1, 5)])
-    query = Query(source, tmp_path)
-    totals = transform_with_state(
-        source.frame().groupBy("key"), processors.Totals(), processors.TOTALS, tasks=2
-    )
-    settings = {"stateLocation": str(tmp_path / "state")}
+    source = BatchSource(spark, tmp_path / "in", INPUT)
+    source.add_all([[(1, 5), (2, 6), (12, 7)], [(1, 5)]])
+    totals = transform_with_state(source.frame().groupBy("key"), Totals(), TOTALS, tasks=2)
     out = aggregate(
         totals.withColumn("last", sf.col("key") % 10).groupBy("last"),
         F.count().alias("n"),
         F.max("total").alias("most"),
-        **settings,
+        stateLocation=str(tmp_path / "state"),
     )
-    first_batch, second = query.write(out.select("last", "n", "most"))
-    assert sorted(map(tuple, first_batch)) == [(1, 1, 5), (2, 2, 7)]
+    first, second = run_to_end(out.select("last", "n", "most"), tmp_path / "query")
+    assert sorted(map(tuple, first)) == [(1, 1, 5), (2, 2, 7)]
     assert list(map(tuple, second)) == [(1, 2, 10)]
 
 

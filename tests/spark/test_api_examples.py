@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,12 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from tests.house.sources import ROOT
-from tests.spark.streams import workers_get_by_value
+from tests.support.spark.streams import ON_ROCKSDB, configured
 
 import statelog
 import statelog.spark
 import statelog.spark.functions
 import statelog.testing
-
-workers_get_by_value(__name__)
 
 FOLDER = "s3://bucket"
 
@@ -42,10 +41,7 @@ class ChangedTotals(Totals):
     pass
 
 
-class PandasTotals(StatefulProcessor):
-    def init(self, handle: Any) -> None:
-        self.total = handle.getValueState("total", "total double")
-
+class PandasTotals(Totals):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         for frame in rows:
             yield pd.DataFrame({"customer": [key[0]], "total": [frame.amount.sum()]})
@@ -57,8 +53,10 @@ def write(frame: DataFrame, batch_id: int) -> None:
 
 def example(value: object) -> str:
     """Return the code of the section `Example` of a docstring; "" without one."""
-    found = re.search(r"^Example:\n((?:    .*\n|\n)+)", f"{inspect.getdoc(value)}\n", re.MULTILINE)
-    return "" if found is None else textwrap.dedent(found[1])
+    section = re.search(
+        r"^Example:\n((?:    .*\n|\n)+)", f"{inspect.getdoc(value)}\n", re.MULTILINE
+    )
+    return "" if section is None else textwrap.dedent(section[1])
 
 
 @functools.cache
@@ -92,7 +90,7 @@ def test_every_name_of_the_front_row_has_an_example() -> None:
 def wait(query: StreamingQuery) -> None:
     until = time.monotonic() + 120
     while query.isActive and time.monotonic() < until:
-        if any(each.numInputRows for each in query.recentProgress):
+        if any(progress.numInputRows for progress in query.recentProgress):
             query.processAllAvailable()
             query.stop()
             return
@@ -100,14 +98,16 @@ def wait(query: StreamingQuery) -> None:
     raise query.exception() or AssertionError("no rows in time")
 
 
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+@pytest.fixture(autouse=True)
+def settings(spark: SparkSession) -> Iterator[None]:
+    """What Spark's own operator needs, and the recording that some examples read."""
+    with configured(spark, ON_ROCKSDB | {"spark.statelog.record.share": "1.0"}):
+        yield
 
 
 @pytest.fixture
 def names(spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
     """The names that the examples use, and a query of Spark's own that has ended."""
-    spark.conf.set(PROVIDER, ROCKSDB)  # Spark's own operator needs it
     schema = "customer string, amount double, at timestamp"
     rows = spark.sql(
         "SELECT * FROM VALUES ('c1', 10.0D), ('c2', -5.0D), ('c1', 2.5D), ('c3', 1.0D) "
@@ -121,10 +121,10 @@ def names(spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
     writer = old.writeStream.outputMode("update").foreachBatch(write)
     wait(writer.option("checkpointLocation", f"{tmp_path}/queries/old").start())
     public = {name: getattr(statelog.spark, name) for name in statelog.spark.__all__}
-    mine = (Totals, ChangedTotals, PandasTotals, write, Row)
+    here = (Totals, ChangedTotals, PandasTotals, write, Row)
     return {
         **public,
-        **{each.__name__: each for each in mine},
+        **{item.__name__: item for item in here},
         "F": statelog.spark.functions,
         "np": np,
         "ProcessorTester": statelog.testing.ProcessorTester,
@@ -140,10 +140,9 @@ LAST = ("statelog.untag", "statelog.edit", "statelog.forget")
 
 
 def test_the_examples_run(spark: SparkSession, names: dict[str, Any], tmp_path: Path) -> None:
-    spark.conf.set("spark.statelog.record.share", "1.0")
+    everything = front_row()
+    between = [name for name in everything if name not in FIRST + LAST]
     try:
-        everything = front_row()
-        between = [name for name in everything if name not in FIRST + LAST]
         for name in (*FIRST, *between, *LAST):
             code = example(everything[name]).replace(FOLDER, str(tmp_path))
             names.pop("query", None)
@@ -156,6 +155,4 @@ def test_the_examples_run(spark: SparkSession, names: dict[str, Any], tmp_path: 
             if "query" in names:
                 wait(names["query"])
     finally:
-        spark.conf.unset("spark.statelog.record.share")
-        spark.conf.unset(PROVIDER)
         statelog.spark.disable(spark)

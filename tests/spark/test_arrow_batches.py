@@ -8,12 +8,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.support.spark.streams import BatchSource, Job
 
 from statelog.spark.jvm.frames import ArrowBatches
 from statelog.spark.rows.types import MAX_BYTES, MAX_RECORDS, NO_LIMIT
-
-workers_get_by_value(__name__)
 
 NOT_MEASURED = str(NO_LIMIT)
 NUMBERS = "struct(id AS a, cast(id AS decimal(9, 2)) AS b) AS x"
@@ -52,7 +50,7 @@ def test_without_a_limit_of_rows_they_are_measured(session: SparkSession, record
     assert while_it_runs(session, NUMBERS) is None
 
 
-def test_an_error_ends_it(session: SparkSession) -> None:
+def test_the_limit_is_set_back_after_an_error(session: SparkSession) -> None:
     with pytest.raises(ZeroDivisionError), ArrowBatches().not_measured(session.range(3), "id"):
         raise ZeroDivisionError
     assert session.conf.get(MAX_BYTES, None) is None
@@ -73,8 +71,8 @@ def test_batches_still_end_after_the_number_of_rows(session: SparkSession) -> No
             yield pa.record_batch({"rows": [batch.num_rows]})
 
     with ArrowBatches().not_measured(rows, "id"):
-        found = rows.mapInArrow(sizes, "rows long").toArrow()  # type: ignore[arg-type]
-    assert found.column("rows").to_pylist() == [100] * 10
+        output = rows.mapInArrow(sizes, "rows long").toArrow()  # type: ignore[arg-type]
+    assert output.column("rows").to_pylist() == [100] * 10
 
 
 class Total(StatefulProcessor):
@@ -96,13 +94,13 @@ class Total(StatefulProcessor):
 
 @pytest.mark.parametrize("delivery", ["direct", "staged"])
 @pytest.mark.parametrize(("kind", "limit"), [("long", NOT_MEASURED), ("string", None)])
-def test_a_query(
+def test_a_query_whose_rows_have_a_fixed_width_is_not_measured(
     spark: SparkSession, tmp_path: Path, delivery: str, kind: str, limit: str | None
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", f"key {kind}, n long")
     key: Callable[[int], object] = str if kind == "string" else int
     for _ in range(3):
-        source.add([(key(one), one) for one in range(5)])
+        source.add([(key(number), number) for number in range(5)])
     job = Job(source, tmp_path, ["key"], Total(), f"key {kind}, total long, limit string")
     job.run(delivery=delivery)
     for batch, rows in enumerate(job.take(), 1):

@@ -4,16 +4,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.spark import processors
-from tests.spark.checkpoint_files import in_order
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from tests.support.spark.processors import (
+    INPUT,
+    TOTALS,
+    FrameTotals,
+    Totals,
+    TotalsModel,
+    totals_job,
+    totals_of,
+)
+from tests.support.spark.streams import BatchSource, Job, configured, in_order, run_to_end, wait
 
 import statelog as sl
 from statelog.errors import UsageError
@@ -26,21 +31,11 @@ from statelog.spark import (
 )
 from statelog.spark import functions as F
 
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
-
 POISON = -1
 BATCHES = [[(1, 1), (2, 2), (3, POISON)], [(1, 5), (1, POISON), (3, 1)], [(1, 7), (2, POISON)]]
 
 
-class FrameTotals(Totals):
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        frames = (Row(amount=int(amount)) for frame in rows for amount in frame["amount"])
-        for row in super().handleInputRows(key, frames, timerValues):
-            yield pd.DataFrame([row.asDict()])
-
-
-def left(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def without_failed_keys(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
     failed = {key for key, amount in rows if amount == POISON}
     return [row for row in rows if row[0] not in failed]
 
@@ -49,20 +44,18 @@ def left(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def test_keys_that_fail_are_left_out_and_counted(
     spark: SparkSession, tmp_path: Path, delivery: str, in_pandas: bool
 ) -> None:
-    metrics, model = Metrics(), TotalsModel()
+    metrics = Metrics()
     kind = FrameTotals if in_pandas else Totals
     transform = transform_with_state_in_pandas if in_pandas else transform_with_state
     options = {
         "delivery": delivery, "onError": "dead-letter", "metrics": metrics, "tasks": 2,
         "transform": transform,
     }  # fmt: skip
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    job = Job(source, tmp_path, ["key"], kind(POISON), TOTALS, options)
-    for rows in BATCHES:
-        source.add(rows)
-    query = job.start()
-    wait(query)
-    assert [model.apply(left(rows)) for rows in BATCHES] == [in_order(rows) for rows in job.take()]
+    job = totals_job(spark, tmp_path, kind(POISON), **options)
+    job.source.add_all(BATCHES)
+    query = job.run()
+    processed = [without_failed_keys(rows) for rows in BATCHES]
+    assert totals_of(processed) == job.take_in_order()
     assert [(1, 1), (1, 1), (1, 1)] == [
         (report.failed_keys, report.dead_letters) for report in job.progress
     ]
@@ -78,38 +71,34 @@ def test_keys_that_fail_are_left_out_and_counted(
         assert "handleInputRows" in letters[0]["traceback"]
         assert '[{"key":1,"amount":5},{"key":1,"amount":-1}]' == letters[1]["rows"]
         resent = [tuple(row.values()) for row in state.dead_letter_rows().to_pylist()]
-    source.add(resent)
+    job.source.add(resent)
     job.run(processor=kind())
-    for rows in [resent]:
-        assert [model.apply(rows)] == [in_order(rows) for rows in job.take()]
-    whole = TotalsModel()
+    assert totals_of([*processed, resent])[-1:] == job.take_in_order()
+    check_totals(job)
+
+
+def check_totals(job: Job) -> None:
+    """Check that the state has all rows of `BATCHES`."""
+    model = TotalsModel()
     for rows in BATCHES:
-        whole.apply(rows)
+        model.apply(rows)
     with sl.open(str(job.state)) as state:
-        for key, (total, count) in whole.totals.items():
+        for key, (total, count) in model.totals.items():
             assert {"total": total, "rows": count} == state.get("total", key)
 
 
 def test_skipped_keys_leave_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    for rows in BATCHES:
-        source.add(rows)
-    job = Job(source, tmp_path, ["key"], Totals(POISON), TOTALS)
-    spark.conf.set("spark.statelog.onError", "skip")
-    try:
+    job = totals_job(spark, tmp_path, Totals(POISON))
+    job.source.add_all(BATCHES)
+    with configured(spark, {"spark.statelog.onError": "skip"}):
         job.run()
-    finally:
-        spark.conf.unset("spark.statelog.onError")
     assert [1, 1, 1] == [report.failed_keys for report in job.progress]
     with sl.open(str(job.state)) as state:
         assert 0 == state.dead_letters().num_rows
-    source.add([(5, POISON), (6, 1)])
+    job.source.add([(5, POISON), (6, 1)])
     with pytest.raises(StreamingQueryException, match=r"handleInputRows failed for key \(5,\)"):
         job.run()
-    stream = transform_with_state(
-        source.frame().groupBy("key"), Totals(POISON), TOTALS, stateLocation=str(job.state)
-    )
-    writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    writer = job.stream().writeStream.option("checkpointLocation", str(job.query))
     written = writer.option("statelog.onError", "dead-letter").foreachBatch(job.collect)
     wait(written.trigger(availableNow=True).start())
     assert [(6, 1, 1)] == in_order(job.take()[-1])
@@ -120,33 +109,28 @@ def test_skipped_keys_leave_nothing_behind(spark: SparkSession, tmp_path: Path) 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 def test_frozen_keys_wait(spark: SparkSession, tmp_path: Path, delivery: str) -> None:
     """Over a restart, which unfreezes nothing."""
-    model, frozen, held = TotalsModel(), set[int](), []
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    options = {"delivery": delivery, "onError": "freeze", "tasks": 2}
-    job = Job(source, tmp_path, ["key"], Totals(POISON), TOTALS, options)
+    model, frozen, held_back = TotalsModel(), set[int](), []
+    options: dict[str, Any] = {"delivery": delivery, "onError": "freeze", "tasks": 2}
+    job = totals_job(spark, tmp_path, Totals(POISON), **options)
     for rows in BATCHES:
         frozen |= {key for key, amount in rows if amount == POISON}
-        held += [row for row in rows if row[0] in frozen]
-        source.add(rows)
+        held_back += [row for row in rows if row[0] in frozen]
+        job.source.add(rows)
         job.run()
-        taken = [row for row in rows if row[0] not in frozen]
-        assert [model.apply(taken)] == [in_order(each) for each in job.take()]
+        processed = [row for row in rows if row[0] not in frozen]
+        assert [model.apply(processed)] == job.take_in_order()
     assert [(1, 1), (1, 2), (1, 2)] == [
         (report.failed_keys, report.dead_letters) for report in job.progress
     ]
     assert 3 == sl.unfreeze(str(job.state), apply=True).counts.changed
     with sl.open(str(job.state)) as state:
         resent = [tuple(row.values()) for row in state.dead_letter_rows().to_pylist()]
-    assert sorted(held) == sorted(resent)
-    source.add(resent)
+    assert sorted(held_back) == sorted(resent)
+    job.source.add(resent)
     job.run(processor=Totals())
-    whole = TotalsModel()
-    for rows in BATCHES:
-        whole.apply(rows)
+    check_totals(job)
     with sl.open(str(job.state)) as state:
         assert 0 == state.table("$frozen").num_rows
-        for key, (total, count) in whole.totals.items():
-            assert {"total": total, "rows": count} == state.get("total", key)
 
 
 def test_rows_are_stored_with_all_columns(spark: SparkSession, tmp_path: Path) -> None:
@@ -187,13 +171,13 @@ def test_processors_of_batches_reject_the_setting(spark: SparkSession, tmp_path:
         def process(self, keys: Any, rows: Any, times: Any) -> Iterator[pa.Table]:
             yield from ()
 
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add([(1, 1)])
-    job = Job(source, tmp_path, ["key"], Columns(), "key bigint", {"onError": "skip"})  # type: ignore[arg-type]
+    processor: Any = Columns()
+    job = totals_job(spark, tmp_path, processor, onError="skip")
+    job.source.add([(1, 1)])
     with pytest.raises(UsageError, match="onError='skip' cannot be used with Columns"):
-        job.run()
+        job.run(output="key bigint")
     totals = aggregate(
-        source.frame().groupBy("key"), F.sum("amount").alias("amount"), onError="dead-letter",
+        job.source.frame().groupBy("key"), F.sum("amount").alias("amount"), onError="dead-letter",
         stateLocation=str(tmp_path / "other"),
     )  # fmt: skip
     writer = totals.writeStream.option("checkpointLocation", str(tmp_path / "aggregate"))
@@ -224,16 +208,10 @@ def test_each_operator_of_a_query_has_dead_letters(spark: SparkSession, tmp_path
         onError="dead-letter",
     )  # fmt: skip
     both = transform_with_state(first.groupBy("key"), Second(), TOTALS)
-    seen: list[Any] = []
-    writer = both.writeStream.option("checkpointLocation", str(tmp_path / "query"))
-    wait(
-        writer.foreachBatch(lambda frame, _: seen.extend(frame.collect()))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert [1, 4] == sorted(row.key for row in seen)
-    found = {
+    (rows,) = run_to_end(both, tmp_path / "query")
+    assert [1, 4] == sorted(row.key for row in rows)
+    keys = {
         name: sl.open(str(tmp_path / "state"), operator=name).dead_letters()["key"].to_pylist()
         for name in ("transform_with_state", "transform_with_state_2")
     }
-    assert {"transform_with_state": ["[3]"], "transform_with_state_2": ["[2]"]} == found
+    assert {"transform_with_state": ["[3]"], "transform_with_state_2": ["[2]"]} == keys

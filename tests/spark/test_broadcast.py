@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
-from tests.spark import processors
-from tests.spark.processors import INPUT, Totals
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.support.spark.processors import INPUT, Totals, totals_job
+from tests.support.spark.streams import Job
 
 import statelog as sl
 from statelog.errors import UsageError
@@ -21,9 +20,6 @@ from statelog.spark import (
     transform_with_state,
     transform_with_state_in_pandas,
 )
-
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
 
 OUTPUT = "key long, factor long"
 
@@ -56,40 +52,40 @@ class ColumnRated(ColumnarProcessor):
         yield both.select(["key", "factor"])
 
 
+def rated_job(spark: SparkSession, folder: Path, processor: Any, rules: Any, **options: Any) -> Job:
+    job = totals_job(spark, folder, processor, broadcast={"rules": rules}, **options)
+    job.output = OUTPUT
+    return job
+
+
 @pytest.mark.parametrize("kind", [Rated, FrameRated, ColumnRated])
 def test_every_processor_sees_the_table(spark: SparkSession, tmp_path: Path, kind: Any) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
     folder = tmp_path / "rules"
     frame = spark.createDataFrame([(1, 10), (2, 20)], OUTPUT)
     frame.write.parquet(str(folder))
     transform = transform_with_state_in_pandas if kind is FrameRated else transform_with_state
     rules = Broadcast(lambda: spark.read.parquet(str(folder)).orderBy("key"))
-    options = {"broadcast": {"rules": rules}, "tasks": 2, "transform": transform}
-    job = Job(source, tmp_path, ["key"], kind(), OUTPUT, options)
-    source.add([(1, 1), (2, 1)])
+    job = rated_job(spark, tmp_path, kind(), rules, tasks=2, transform=transform)
+    job.source.add([(1, 1), (2, 1)])
     job.run()
     frame.selectExpr("key", "factor + 1 as factor").write.mode("overwrite").parquet(str(folder))
-    source.add([(2, 1), (1, 1)])
-    source.add([(1, 1)])
+    job.source.add_all([[(2, 1), (1, 1)], [(1, 1)]])
     job.run()
-    assert [[(1, 10), (2, 20)], [(1, 11), (2, 21)], [(1, 11)]] == [
-        sorted(map(tuple, rows)) for rows in job.take()
-    ]
+    assert [[(1, 10), (2, 20)], [(1, 11), (2, 21)], [(1, 11)]] == job.take_in_order()
     with sl.open(str(job.state)) as state:
         retained = [
             checkpoint.checkpoint_id for checkpoint in state.checkpoints() if checkpoint.is_retained
         ]
-        versions = [state.broadcasts(each)[0] for each in retained]
+        versions = [state.broadcasts(checkpoint_id)[0] for checkpoint_id in retained]
         assert 2 == len({version.version for version in versions})
         assert versions[-1].since == versions[-2].since < versions[-1].checkpoint_id
         assert [11, 21] == state.broadcast("rules")["factor"].to_pylist()
 
 
 def test_a_batch_frame_is_a_source_and_an_input(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
     rules = spark.createDataFrame([(1, 10)], OUTPUT)
-    source.add([(1, 1)])
-    job = Job(source, tmp_path, ["key"], Rated(), OUTPUT, {"broadcast": {"rules": rules}})
+    job = rated_job(spark, tmp_path, Rated(), rules)
+    job.source.add([(1, 1)])
     job.run()
     assert [[Row(key=1, factor=10)]] == job.take()
     batch = spark.createDataFrame([(1, 1)], INPUT)
@@ -98,17 +94,15 @@ def test_a_batch_frame_is_a_source_and_an_input(spark: SparkSession, tmp_path: P
 
 
 def test_what_is_wrong_is_said(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add([(1, 1)])
-    grouped = source.frame().groupBy("key")
+    job = rated_job(spark, tmp_path, Rated(), lambda: spark.range(1 << 22))
+    job.source.add([(1, 1)])
+    grouped = job.source.frame().groupBy("key")
     with pytest.raises(
         UsageError, match=r"asks for the broadcast table 'rules'.*its tables are prices"
     ):
         transform_with_state(grouped, Rated(), OUTPUT, broadcast={"prices": list})
-    options = {"broadcast": {"rules": lambda: spark.range(1 << 22)}}
-    job = Job(source, tmp_path, ["key"], Rated(), OUTPUT, options)
     with pytest.raises(StreamingQueryException, match="is 32 MiB; at most 16 MiB"):
         job.run()
-    options = {"broadcast": {"rules": source.frame}}
+    job = rated_job(spark, tmp_path, Rated(), job.source.frame)
     with pytest.raises(StreamingQueryException, match="is a stream: pass it as a second input"):
-        Job(source, tmp_path / "b", ["key"], Rated(), OUTPUT, options).run()
+        job.run(checkpointLocation=str(tmp_path / "b"), stateLocation=str(tmp_path / "b-state"))

@@ -11,21 +11,17 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark import processors
-from tests.spark.chained_changes import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
-from tests.spark.versions import ROWS, row_operator
 from tests.support.locations.sequence_entries import committed, objects
+from tests.support.spark.chained_changes import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
+from tests.support.spark.processors import INPUT, TOTALS, Totals
+from tests.support.spark.streams import ON_ROCKSDB, BatchSource, configured, enabled, run_to_end
+from tests.support.spark.versions import ROWS, row_operator
 
 from statelog.checkpoint.clean_up import reachable_objects
 from statelog.errors import CheckpointError, UsageError
-from statelog.spark import BatchProgress, disable, enable, transform_with_state
+from statelog.spark import BatchProgress, transform_with_state
 from statelog.state.reader import StateReader
 from statelog.store import PATHS, open_store
-
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
 
 
 class Chain:
@@ -35,18 +31,13 @@ class Chain:
         self.source = BatchSource(spark, folder / "in", INPUT)
         self.folder = folder
         self.state = folder / "state"
-        self.delivered: list[list[Row]] = []
         self.progress: list[BatchProgress] = []
 
     def first(self, **settings: Any) -> DataFrame:
-        settings = {
-            "stateLocation": str(self.state),
-            "on_progress": self.progress.append,
-            **settings,
-        }
         return transform_with_state(
-            self.source.frame().groupBy("key"), Totals(), TOTALS, **settings
-        )
+            self.source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(self.state),
+            on_progress=self.progress.append, **settings,
+        )  # fmt: skip
 
     def stream(
         self, second: StatefulProcessor | None = None, initial: Any = None, **settings: Any
@@ -59,12 +50,8 @@ class Chain:
 
     def run(self, stream: DataFrame | None = None, **settings: Any) -> list[list[Row]]:
         """Run over all batches there are; return the rows delivered, batch by batch."""
-        self.delivered = []
-        writer = (stream or self.stream(**settings)).writeStream
-        writer = writer.option("checkpointLocation", str(self.folder / "query"))
-        writer = writer.foreachBatch(lambda rows, _: self.delivered.append(rows.collect()))
-        wait(writer.trigger(availableNow=True).start())
-        return [sorted(rows) for rows in self.delivered]
+        delivered = run_to_end(stream or self.stream(**settings), self.folder / "query")
+        return [sorted(rows) for rows in delivered]
 
 
 @pytest.fixture
@@ -75,15 +62,13 @@ def chain(spark: SparkSession, tmp_path: Path) -> Chain:
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 def test_two_operators_commit_one_object(chain: Chain, delivery: str) -> None:
     model = ChainModel()
-    for rows in BATCHES[:3]:
-        chain.source.add(rows)
+    chain.source.add_all(BATCHES[:3])
     expected = [model.apply(rows) for rows in BATCHES]
     assert expected[:3] == chain.run(tasks=2, delivery=delivery)
     assert [1, 1, 1] == [report.objects for report in chain.progress]
     assert [4, 2, 1] == [report.rows for report in chain.progress]
-    assert {PATHS.metadata(one) for one in committed(chain.state)} == objects(chain.state)
-    for rows in BATCHES[3:]:
-        chain.source.add(rows)
+    assert {PATHS.metadata(number) for number in committed(chain.state)} == objects(chain.state)
+    chain.source.add_all(BATCHES[3:])
     # Another run, with another number of tasks, restores both operators.
     assert expected[3:] == chain.run(tasks=3, delivery=delivery)
     assert [1] * 5 == [report.objects for report in chain.progress]
@@ -106,14 +91,14 @@ def read(chain: Chain, operator: str, variable: str, key: str) -> dict[Any, dict
 def test_an_operator_without_rows_is_skipped_and_keeps_its_state(chain: Chain) -> None:
     model = ChainModel()
     batches = [BATCHES[0], [(5, -9)], [(5, -9)], [(8, -1), (5, -1)], BATCHES[3]]
-    for rows in batches:
-        chain.source.add(rows)
-    assert [model.apply(rows) for rows in batches] == chain.run(tasks=1)
-    assert [[], [], []] == [[*rows] for rows in chain.delivered[1:4]]
+    chain.source.add_all(batches)
+    delivered = chain.run(tasks=1)
+    assert [model.apply(rows) for rows in batches] == delivered
+    assert [[], [], []] == delivered[1:4]
     ids = committed(chain.state)
     newest = StateReader.open(chain.state, operator="transform_with_state_2").checkpoint
     assert {ids[0], ids[-1]} == {
-        one.checkpoint_id for one in newest.log if one.key_group_range.start >= 128
+        handle.checkpoint_id for handle in newest.log if handle.key_group_range.start >= 128
     }
     chain.source.add(BATCHES[4])
     assert [model.apply(BATCHES[4])] == chain.run(tasks=2)
@@ -122,8 +107,7 @@ def test_an_operator_without_rows_is_skipped_and_keeps_its_state(chain: Chain) -
 def test_rows_between_operators_that_are_many_use_files_and_leave_none(chain: Chain) -> None:
     model = ChainModel()
     batches = [[(key, key + batch) for key in range(3000)] for batch in range(2)]
-    for rows in batches:
-        chain.source.add(rows)
+    chain.source.add_all(batches)
     expected = [model.apply(rows) for rows in batches]
     assert expected == chain.run(tasks=2, **{"stream.data-inline-threshold": 10})
     assert min(report.objects for report in chain.progress) > 2
@@ -133,8 +117,7 @@ def test_rows_between_operators_that_are_many_use_files_and_leave_none(chain: Ch
 
 
 def test_a_failure_of_the_second_operator_commits_nothing_of_the_first(chain: Chain) -> None:
-    chain.source.add([(1, 5)])
-    chain.source.add([(1, 8)])
+    chain.source.add_all([[(1, 5)], [(1, 8)]])
     with pytest.raises(
         StreamingQueryException, match=r"Changes\.handleInputRows failed for key \(1,"
     ):
@@ -148,8 +131,7 @@ def test_a_failure_of_the_second_operator_commits_nothing_of_the_first(chain: Ch
 
 def test_each_operator_may_have_initial_state(chain: Chain, spark: SparkSession) -> None:
     initial = spark.createDataFrame([(0, 100, 1000), (1, 10, 50)], CHANGES).groupBy("bucket")
-    chain.source.add([(1, 5)])
-    chain.source.add([(1, 5), (3, 1)])
+    chain.source.add_all([[(1, 5)], [(1, 5), (3, 1)]])
     expected = [[(1, 11, 55)], [(0, 101, 1001), (1, 12, 65)]]
     assert expected == chain.run(chain.stream(initial=initial, tasks=2))
 
@@ -158,26 +140,17 @@ def test_each_operator_may_have_initial_state(chain: Chain, spark: SparkSession)
 def test_an_enabled_session_chains_sparks_own_calls(spark: SparkSession, tmp_path: Path) -> None:
     session = spark.newSession()
     source = BatchSource(session, tmp_path / "in", INPUT)
-    for rows in BATCHES[:2]:
-        source.add(rows)
-    enable(session)
-    session.conf.set("spark.statelog.baseLocation", "checkpoint")
-    try:
+    source.add_all(BATCHES[:2])
+    with enabled(session):
         first = row_operator(source.frame().groupBy("key"))(Totals(), TOTALS, "Update", "None")
         grouped = first.where("total >= 0").withColumn("bucket", F.col("key") % 3).groupBy("bucket")
         second = row_operator(grouped)(Changes(), CHANGES, "Update", "None")
-        rows: list[list[Row]] = []
-        writer = second.writeStream.option("checkpointLocation", str(tmp_path / "query"))
-        writer = writer.foreachBatch(lambda batch, _: rows.append(sorted(batch.collect())))
-        wait(writer.trigger(availableNow=True).start())
-    finally:
-        disable(session)
+        delivered = run_to_end(second, tmp_path / "query")
     model = ChainModel()
-    assert [model.apply(each) for each in BATCHES[:2]] == rows
+    assert [model.apply(rows) for rows in BATCHES[:2]] == [sorted(rows) for rows in delivered]
 
 
 EVENTS = "key bigint, at timestamp, amount bigint"
-CLOSED = "key bigint, at timestamp, amount bigint"
 ENDS = "kind string, at timestamp, amount bigint"
 
 
@@ -240,7 +213,7 @@ def at(seconds: int) -> dt.datetime:
 def event_chain(operator: Callable[..., Any], source: BatchSource) -> DataFrame:
     events = source.frame().withWatermark("at", "1 second")
     first = operator(events.groupBy("key"))(
-        Window(), CLOSED, "Append", "EventTime", eventTimeColumnName="at"
+        Window(), EVENTS, "Append", "EventTime", eventTimeColumnName="at"
     )
     kinds = first.withColumn("kind", F.when(F.col("key") % 2 == 0, "even").otherwise("odd"))
     return operator(kinds.groupBy("kind"))(
@@ -262,23 +235,14 @@ EVENT_BATCHES = [
 @ROWS
 def test_event_time_is_carried_through_as_spark_does(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", EVENTS)
-    for rows in EVENT_BATCHES:
-        source.add(rows)
+    source.add_all(EVENT_BATCHES)
 
     def run(operator: Callable[..., Any], name: str) -> Counter[Row]:
-        rows: Counter[Row] = Counter()
-        writer = event_chain(operator, source).writeStream.outputMode("append")
-        writer = writer.option("checkpointLocation", str(tmp_path / name))
-        writer = writer.foreachBatch(lambda batch, _: rows.update(batch.collect()))
-        wait(writer.trigger(availableNow=True).start())
-        return rows
+        batches = run_to_end(event_chain(operator, source), tmp_path / name, "append")
+        return Counter(row for rows in batches for row in rows)
 
-    provider = "spark.sql.streaming.stateStore.providerClass"
-    spark.conf.set(provider, ROCKSDB)
-    try:
+    with configured(spark, ON_ROCKSDB):
         expected = run(row_operator, "spark")
-    finally:
-        spark.conf.unset(provider)
 
     def ours(grouped: Any) -> Callable[..., DataFrame]:
         return lambda *args, **named: transform_with_state(grouped, *args, **named)
@@ -295,29 +259,23 @@ def test_sparks_own_operators_may_come_before(spark: SparkSession, tmp_path: Pat
         [(2, at(20), 2)],
         [(2, at(40), 2)],
     ]
-    for rows in batches[:2]:
-        source.add(rows)
+    source.add_all(batches[:2])
     events = source.frame().withWatermark("at", "1 second").dropDuplicates(["key", "at"])
     windows = events.groupBy(F.window("at", "10 seconds"), "key").agg(
         F.sum("amount").cast("bigint").alias("amount")
     )
-    found: list[Row] = []
+    totals = windows.select("key", "amount").groupBy("key")
 
-    def run() -> None:
-        stream = transform_with_state(
-            windows.select("key", "amount").groupBy("key"), Totals(), TOTALS, tasks=2
-        )
-        writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "query"))
-        writer = writer.foreachBatch(lambda batch, _: found.extend(batch.collect()))
-        wait(writer.trigger(availableNow=True).start())
+    def run() -> list[Row]:
+        stream = transform_with_state(totals, Totals(), TOTALS, tasks=2)
+        return [row for rows in run_to_end(stream, tmp_path / "query") for row in rows]
 
-    run()
-    for rows in batches[2:]:
-        source.add(rows)
-    run()
+    rows = run()
+    source.add_all(batches[2:])
+    rows += run()
     # The window of the first ten seconds closed once: 5 and 1 of key 1, 7 of key 2, no duplicate.
-    assert {(1, 6, 1), (2, 7, 1)} <= set(map(tuple, found))
-    assert 1 == sum(row.key == 1 for row in found)
+    assert {(1, 6, 1), (2, 7, 1)} <= set(map(tuple, rows))
+    assert 1 == sum(row.key == 1 for row in rows)
 
 
 def test_impossible_chains_are_refused_at_the_call(chain: Chain) -> None:
@@ -336,12 +294,11 @@ def test_impossible_chains_are_refused_at_the_call(chain: Chain) -> None:
         UsageError, match=r"stateLocation is '/other' for this operator but '.*state' for"
     ):
         transform_with_state(first.groupBy("key"), Changes(), CHANGES, stateLocation="/other")
-    with pytest.raises(UsageError, match="maxParallelism is 64 here"):
-        chain.source.spark.conf.set("spark.statelog.maxParallelism", "64")
-        try:
-            transform_with_state(first.groupBy("key"), Changes(), CHANGES)
-        finally:
-            chain.source.spark.conf.unset("spark.statelog.maxParallelism")
+    with (
+        configured(chain.source.spark, {"spark.statelog.maxParallelism": "64"}),
+        pytest.raises(UsageError, match="maxParallelism is 64 here"),
+    ):
+        transform_with_state(first.groupBy("key"), Changes(), CHANGES)
     with pytest.raises(UsageError, match="have 32896 key groups"):
         many = chain.first(maxParallelism=16448)
         transform_with_state(many.groupBy("key"), Changes(), CHANGES)

@@ -7,38 +7,34 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark import processors
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.source_job import flat, job, read, retained, summaries
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
-from tests.spark.versions import needs
+from tests.support.spark.processors import totals_job
+from tests.support.spark.source_job import everything_job, flat, read, retained, summaries
+from tests.support.spark.streams import Job, wait
+from tests.support.spark.versions import needs
 
 import statelog as sl
 from statelog.checkpoint.retained import TagKind, list_tags
 from statelog.store import open_store
 
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
-
 
 def totals(spark: SparkSession, folder: Path, batches: int = 4, **options: Any) -> Job:
-    source = BatchSource(spark, folder / "in", INPUT)
+    settings = {"maxParallelism": 8, "retainedCheckpoints": 9, **options}
+    job = totals_job(spark, folder, **settings)
     for batch in range(batches):
-        source.add([(key, batch + 1) for key in range(batch, batch + 5)])
-    settings = {"maxParallelism": 8, "retainedCheckpoints": 9}
-    return Job(source, folder, ["key"], Totals(), TOTALS, {**settings, **options})
+        job.source.add([(key, batch + 1) for key in range(batch, batch + 5)])
+    return job
 
 
 def applied(rows: list[Any], state: dict[int, Any] | None = None) -> dict[int, Any]:
     """Return the totals after the rows of a feed were applied to those before."""
-    found = dict(state or {})
-    for row in sorted(rows, key=lambda one: one.checkpoint_id):
-        assert found.get(row.key.key) == row.before.total
+    totals = dict(state or {})
+    for row in sorted(rows, key=lambda row: row.checkpoint_id):
+        assert totals.get(row.key.key) == row.before.total
         assert row.change == (
             "insert" if row.before.total is None else "update" if row.after.total else "delete"
         )
-        found[row.key.key] = row.after.total
-    return {key: one for key, one in found.items() if one is not None}
+        totals[row.key.key] = row.after.total
+    return {key: total for key, total in totals.items() if total is not None}
 
 
 def state_at(spark: SparkSession, location: Path, checkpoint_id: int) -> dict[int, Any]:
@@ -54,14 +50,14 @@ def test_changes_add_up_to_every_checkpoint(spark: SparkSession, tmp_path: Path)
     assert len(ids) == 4
     states = [state_at(spark, run.state, number) for number in ids]
     for after, start in ((None, {}), (ids[0], states[0]), (ids[2], states[2])):
-        for upto, wanted in zip(ids, states, strict=True):
+        for upto, expected in zip(ids, states, strict=True):
             if after is not None and upto < after:
                 continue
             options = {"view": "changes", "checkpoint": upto, "partitions": 3}
             if after is not None:
                 options["since"] = after
             rows = read(spark, run.state, **options).collect()
-            assert applied(rows, start) == wanted
+            assert applied(rows, start) == expected
             begun = -1 if after is None else after
             assert {row.checkpoint_id for row in rows} <= set(range(begun + 1, upto + 1)) & {*ids}
     with pytest.raises(PySparkException, match="the option checkpoint requires"):
@@ -78,7 +74,7 @@ class Follower:
 
     def __init__(self, spark: SparkSession, location: Path, folder: Path, **options: Any) -> None:
         self.spark, self.location, self.folder = spark, location, folder
-        self.options = {"view": "changes", **{name: str(one) for name, one in options.items()}}
+        self.options = {"view": "changes", **{name: str(value) for name, value in options.items()}}
         self.batches: list[list[Any]] = []
 
     def run(self) -> list[list[Any]]:
@@ -87,11 +83,7 @@ class Follower:
         frame = self.spark.readStream.format("statelog").options(**self.options)
         writer = frame.load(str(self.location)).writeStream.foreachBatch(self._sink)
         writer = writer.option("checkpointLocation", str(self.folder)).trigger(availableNow=True)
-        query = writer.start()
-        try:
-            assert query.awaitTermination(120)
-        finally:
-            query.stop()
+        wait(writer.start())
         return self.batches[first:]
 
     def _sink(self, frame: DataFrame, _batch: int) -> None:
@@ -134,9 +126,8 @@ def test_a_named_reader_keeps_what_it_has_not_read(spark: SparkSession, tmp_path
     (first,) = follower.run()
     state = applied(first)
     assert reader_tags(run.state)
-    position = max(one for _, one in reader_tags(run.state))
-    for batch in range(3):
-        run.source.add([(batch, 10)])
+    position = max(checkpoint_id for _, checkpoint_id in reader_tags(run.state))
+    run.source.add_all([(batch, 10)] for batch in range(3))
     run.run()
     ids = [summary.checkpoint_id for summary in summaries(run.state) if summary.is_retained]
     # The second run has taken a number for its claim.
@@ -144,8 +135,7 @@ def test_a_named_reader_keeps_what_it_has_not_read(spark: SparkSession, tmp_path
     rows = [row for batch in follower.run() for row in batch]
     assert applied(rows, state) == state_at(spark, run.state, ids[-1])
     # Without the reader, more checkpoints than the bound: they are gone, and the error says so.
-    for batch in range(8):
-        run.source.add([(batch, 10)])
+    run.source.add_all([(batch, 10)] for batch in range(8))
     run.run()
     assert len([summary for summary in summaries(run.state) if summary.is_retained]) <= 5
     with pytest.raises(PySparkException, match=r"reader 'copy' has read up to checkpoint \d+ .*"):
@@ -153,7 +143,7 @@ def test_a_named_reader_keeps_what_it_has_not_read(spark: SparkSession, tmp_path
 
 
 def test_columns_collections_and_times_choose_state(spark: SparkSession, tmp_path: Path) -> None:
-    run = job(spark, tmp_path)
+    run = everything_job(spark, tmp_path)
     run.run()
     some = read(spark, run.state, variable="total", columns="key, value.n")
     assert some.schema.simpleString() == (
@@ -174,9 +164,9 @@ def test_columns_collections_and_times_choose_state(spark: SparkSession, tmp_pat
         if name == "by_day":
             sizes = sum(len(row.value) for row in nested)
             for row in nested:
-                for day, one in row.value.items():
+                for day, value in row.value.items():
                     assert isinstance(day.day, dt.date)
-                    assert one.counts
+                    assert value.counts
         elif name == "$timers":
             sizes = sum(len(row.fires_at_ms) for row in nested)
         else:
@@ -184,11 +174,14 @@ def test_columns_collections_and_times_choose_state(spark: SparkSession, tmp_pat
         assert sizes == len(rows)
     created = {summary.checkpoint_id: summary.created_at_ms for summary in summaries(run.state)}
     ids = retained(run.state)
-    for at, one in enumerate(ids):
-        time = dt.datetime.fromtimestamp(created[one] / 1000, dt.UTC)
+    for place, checkpoint_id in enumerate(ids):
+        time = dt.datetime.fromtimestamp(created[checkpoint_id] / 1000, dt.UTC)
         frame = read(spark, run.state, variable="items", checkpoint=time.isoformat())
-        assert frame.count() == read(spark, run.state, variable="items", checkpoint=one).count()
-        assert frame.count() == 10 * (at + 2)
+        assert (
+            frame.count()
+            == read(spark, run.state, variable="items", checkpoint=checkpoint_id).count()
+        )
+        assert frame.count() == 10 * (place + 2)
         bare = time.replace(tzinfo=None).isoformat()
         assert read(spark, run.state, variable="items", checkpoint=bare).count() == frame.count()
     with pytest.raises(PySparkException, match="retains no checkpoint that was created at or"):

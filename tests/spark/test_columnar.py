@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
-from tests.spark import processors
-from tests.spark.checkpoint_files import in_order
-from tests.spark.columnar_totals import ColumnarTotals
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.support.spark.columnar_totals import ColumnarTotals
+from tests.support.spark.processors import INPUT, TOTALS, Totals, TotalsModel, totals_job
+from tests.support.spark.streams import FREQUENT_SNAPSHOTS, Job, in_order
 
 import statelog as sl
 from statelog.errors import CheckpointError, ProcessorError, UsageError
@@ -24,15 +22,6 @@ from statelog.spark import (
 )
 from statelog.testing import ProcessorTester
 
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
-
-SNAPSHOTS = {
-    "snapshot.min-log-size": 1,
-    "snapshot.log-to-snapshot-ratio": 0.01,
-    "snapshot.max-log-handles": 3,
-}
-
 
 def rows_of(rng: random.Random) -> list[tuple[int, int]]:
     return [(rng.randrange(50), rng.randrange(-9, 99)) for _ in range(120)]
@@ -41,22 +30,20 @@ def rows_of(rng: random.Random) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 def test_rows_and_columns_share_state(spark: SparkSession, tmp_path: Path, delivery: str) -> None:
     rng = random.Random(7)
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    options = {"delivery": delivery, **SNAPSHOTS}
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
+    job = totals_job(spark, tmp_path, delivery=delivery, **FREQUENT_SNAPSHOTS)
     model = TotalsModel()
     turns = [(ColumnarTotals(), 2), (ColumnarTotals(), 3), (Totals(), 2), (ColumnarTotals(), 1)]
     for processor, tasks in turns:
         expected = []
         for _ in range(3):
             rows = rows_of(rng)
-            source.add(rows)
+            job.source.add(rows)
             expected.append(model.apply(rows))
         job.run(processor=processor, tasks=tasks)
-        assert [in_order(batch) for batch in job.take()] == expected
+        assert job.take_in_order() == expected
     rows = sl.open(str(job.state)).table("total").to_pylist()
-    found = {row["key.key"]: (row["value.total"], row["value.rows"]) for row in rows}
-    assert found == dict(model.totals)
+    totals = {row["key.key"]: (row["value.total"], row["value.rows"]) for row in rows}
+    assert totals == dict(model.totals)
 
 
 def test_a_batch_frame_and_initial_state(spark: SparkSession, tmp_path: Path) -> None:
@@ -64,13 +51,13 @@ def test_a_batch_frame_and_initial_state(spark: SparkSession, tmp_path: Path) ->
     out = transform_with_state(frame.groupBy("key"), ColumnarTotals(), TOTALS)
     assert in_order(out.collect()) == [(1, 6, 2), (2, 7, 1)]
     before = spark.createDataFrame([(1, 100), (3, 300)], "key bigint, total bigint")
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    job = Job(source, tmp_path, ["key"], ColumnarTotals(), TOTALS)
-    source.add([(1, 5), (2, 7)])
+    processor: Any = ColumnarTotals()
+    job = totals_job(spark, tmp_path, processor)
+    job.source.add([(1, 5), (2, 7)])
     job.run(initialState=before.groupBy("key"))
-    source.add([(3, 1)])
+    job.source.add([(3, 1)])
     job.run()
-    assert [in_order(batch) for batch in job.take()] == [[(1, 105, 1), (2, 7, 1)], [(3, 301, 1)]]
+    assert job.take_in_order() == [[(1, 105, 1), (2, 7, 1)], [(3, 301, 1)]]
 
 
 class Wrong(ColumnarTotals):
@@ -113,15 +100,13 @@ def test_columns_that_do_not_fit_are_an_error(what: str, message: str) -> None:
         tester.testColumns({"key": [1, 2], "amount": [5, 7]})
 
 
-def test_a_batch_whose_processor_raised_is_repeated(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add([(1, 5), (2, 7)])
-    job = Job(source, tmp_path, ["key"], Wrong("raises"), TOTALS)
+def test_a_batch_whose_processor_raised_is_repeated(job: Job) -> None:
+    job.source.add([(1, 5), (2, 7)])
     message = "Wrong.process failed for 2 keys of the key groups .*no such sum"
     with pytest.raises(StreamingQueryException, match=message):
-        job.run(tasks=1)
+        job.run(processor=Wrong("raises"), tasks=1)
     job.run(processor=ColumnarTotals())
-    assert [in_order(batch) for batch in job.take()] == [[(1, 5, 1), (2, 7, 1)]]
+    assert job.take_in_order() == [[(1, 5, 1), (2, 7, 1)]]
 
 
 class Listing(StatefulProcessor):
@@ -133,19 +118,20 @@ class Listing(StatefulProcessor):
         yield Row(key=key[0], total=0, rows=0)
 
 
-def test_what_columns_cannot_do_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add([(1, 5)])
-    grouped = source.frame().groupBy("key")
+def test_what_columns_cannot_do_is_refused(job: Job, tmp_path: Path) -> None:
+    job.source.add([(1, 5)])
+    grouped = job.source.frame().groupBy("key")
     with pytest.raises(UsageError, match="pass it to transform_with_state"):
         transform_with_state_in_pandas(grouped, ColumnarTotals(), TOTALS)  # type: ignore[arg-type]
     with pytest.raises(ProcessorError, match="use getColumnState"):
         transform_with_state(grouped, Wrong("list"), TOTALS)
-    job = Job(source, tmp_path, ["key"], Listing(), TOTALS)
-    job.run()
-    source.add([(1, 5)])
+    job.run(processor=Listing())
+    job.source.add([(1, 5)])
     with pytest.raises(CheckpointError, match="does not declare: 'all'"):
         job.run(processor=ColumnarTotals())
-    other = Job(source, tmp_path / "other", ["key"], ColumnarTotals(), TOTALS)
+    other = {
+        "stateLocation": str(tmp_path / "other"),
+        "checkpointLocation": str(tmp_path / "query-2"),
+    }
     with pytest.raises(UsageError, match="record has no effect"):
-        other.run(record=Record(share=0.5))
+        job.run(processor=ColumnarTotals(), record=Record(share=0.5), **other)

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.campaigns.histories.courses import run_course
 from tests.campaigns.histories.targets import COLUMNS, FilesTarget, delta_target, rows_of_plan
-from tests.spark.delta_stand_in import DeltaStandIn
 from tests.support.project import evidence
+from tests.support.spark.delta_stand_in import DeltaStandIn
 
 from statelog.core.delivered_batch import DeliveredBatch
 from statelog.spark.jvm.frames import frame_of_arrow

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 from tests.house.sources import ROOT
-from tests.spark.versions import row_operator
+from tests.support.spark.streams import ON_ROCKSDB, configured, until
+from tests.support.spark.versions import row_operator
 
 from statelog.demo.job import FIELDS, OUTPUT, CustomerTotals, JobConfig, read_lines, start_job
 from statelog.demo.process import JobProcess, processes_of_session, write_orders
@@ -23,8 +24,6 @@ from statelog.demo.program import check
 from statelog.errors import StatelogError
 
 RETAIL = Path(os.environ.get("STATELOG_ONLINE_RETAIL", ROOT / "../shared/data/online-retail"))
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 PROGRAM = (sys.executable, "-m", "statelog.cli.main", "demo")
 
 
@@ -62,12 +61,9 @@ def test_the_result_is_that_of_the_batch_query(spark: SparkSession, finished: Pa
 
 
 def test_the_processor_runs_unchanged_on_sparks_state(spark: SparkSession, finished: Path) -> None:
-    spark.conf.set(PROVIDER, ROCKS)
-    try:
+    with configured(spark, ON_ROCKSDB):
         grouped = read_lines(spark.read, config_in(finished)).groupBy("customer")
         rows = row_operator(grouped)(CustomerTotals(), OUTPUT, "Update", "None").collect()
-    finally:
-        spark.conf.unset(PROVIDER)
     assert newest(rows) == newest(
         spark.read.parquet(str(finished / "output")).orderBy("batch").collect()
     )
@@ -115,7 +111,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def run_demo(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    done = subprocess.run(
+    program = subprocess.run(
         [*PROGRAM, "--json", *arguments],
         env=environment(tmp_path),
         capture_output=True,
@@ -123,8 +119,8 @@ def run_demo(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]
         timeout=280,
         check=False,
     )
-    lines = done.stdout.splitlines()
-    return done.returncode, json.loads(lines[0]) if len(lines) == 1 else {}, done.stderr
+    lines = program.stdout.splitlines()
+    return program.returncode, json.loads(lines[0]) if len(lines) == 1 else {}, program.stderr
 
 
 def test_a_job_killed_in_the_middle_is_exact(tmp_path: Path) -> None:
@@ -177,10 +173,10 @@ def test_an_interrupt_ends_the_job_and_leaves_nothing(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     assert [] == list((tmp_path / "tmp").glob("statelog-demo-*"))
-    deadline = time.monotonic() + 60
-    while any(processes_of_session(leader) for leader in leaders):
-        assert time.monotonic() < deadline, "the job lives on"
-        time.sleep(0.05)
+    until(lambda: not any(map(processes_of_session, leaders)), "the end of the job")
+
+
+RETAIL_COLUMNS = ("InvoiceNo", "InvoiceDate", "Country", "Quantity", "UnitPrice")
 
 
 def write_retail(folder: Path, files: int) -> None:
@@ -195,16 +191,8 @@ def write_retail(folder: Path, files: int) -> None:
                 with open(day, newline="", encoding="utf-8") as opened:
                     for row in csv.DictReader(opened):
                         if row["CustomerID"]:
-                            writer.writerow(
-                                [
-                                    row["CustomerID"].removesuffix(".0"),
-                                    row["InvoiceNo"],
-                                    row["InvoiceDate"],
-                                    row["Country"],
-                                    row["Quantity"],
-                                    row["UnitPrice"],
-                                ]
-                            )
+                            customer = row["CustomerID"].removesuffix(".0")
+                            writer.writerow([customer, *(row[name] for name in RETAIL_COLUMNS)])
         os.utime(target, (1_700_000_000 + number,) * 2)
 
 

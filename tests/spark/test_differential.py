@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import Row, SparkSession
-from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
-from tests.spark.versions import needs, row_operator
-from tests.support.jobs import waking
-from tests.support.jobs.random_programs import (
+from tests.support.spark.random_programs import (
     BESIDE_SPARK,
     FLAVOURS,
     INPUT,
@@ -24,19 +21,21 @@ from tests.support.jobs.random_programs import (
     batch_of,
     by_key,
 )
-from tests.support.jobs.waking import Waking
+from tests.support.spark.streams import (
+    FREQUENT_SNAPSHOTS,
+    ON_ROCKSDB,
+    BatchSource,
+    Job,
+    configured,
+    run_on_spark,
+)
+from tests.support.spark.versions import needs, row_operator
+from tests.support.spark.waking import Waking
 
 from statelog.spark import transform_with_state
 
-workers_get_by_value(waking.__name__)
-
 PROGRAMS = 220  # keys, each with its own
 TASKS = (2, 5, 1)  # restarts in between, so that state is read back from the store
-SNAPSHOTS = {
-    "snapshot.min-log-size": 1,
-    "snapshot.log-to-snapshot-ratio": 0.01,
-    "snapshot.max-log-handles": 4,
-}
 SEED = 20_110_109
 
 
@@ -49,7 +48,7 @@ def test_programs_see_state_as_on_spark(flavour: str, spark: SparkSession, tmp_p
     job = Job(source, tmp_path, KEYS, processor(), OUTPUT, options)
     for number, tasks in enumerate(TASKS):
         source.add(batch_of(rng, number, PROGRAMS))
-        job.run(tasks=tasks, **SNAPSHOTS)
+        job.run(tasks=tasks, **FREQUENT_SNAPSHOTS)
     ours = job.take()
     theirs = [rows for rows in run_on_spark(job, "ProcessingTime") if rows]
     assert len(TASKS) == len(ours)
@@ -69,20 +68,11 @@ def test_keys_of_timers_are_those_that_spark_shows(spark: SparkSession) -> None:
     ]
     fields = "at timestamp, day date, part struct<a: int, b: struct<at: timestamp>>"
     frame = spark.createDataFrame(keys, f"{fields}, price decimal(5,2), ratio double")
-    settings = {
-        "spark.sql.session.timeZone": "America/New_York",
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-    }
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
+    with configured(spark, {"spark.sql.session.timeZone": "America/New_York", **ON_ROCKSDB}):
         grouped = frame.groupBy(*frame.columns)
         theirs, ours = (
             transform(Waking(), "key string", "Update", "ProcessingTime").collect()
             for transform in (row_operator(grouped), partial(transform_with_state, grouped))
         )
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
     assert 2 * len(keys) == len(theirs)
     assert sorted(theirs) == sorted(ours)

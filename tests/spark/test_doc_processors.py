@@ -12,16 +12,12 @@ from pyspark.errors import PythonException
 from pyspark.sql import GroupedData, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
-from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, workers_get_by_value
-from tests.spark.versions import ROWS
-from tests.support.jobs import running_count
-from tests.support.jobs.running_count import RunningCountStatefulProcessorFactory
+from tests.support.spark.running_count import RunningCountStatefulProcessorFactory
+from tests.support.spark.streams import ON_ROCKSDB, BatchSource, Job, configured, run_on_spark
+from tests.support.spark.versions import ROWS
 
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
-
-workers_get_by_value(__name__)
-workers_get_by_value(running_count.__name__)
 
 FLAVOURS: dict[str, tuple[Any, Any]] = {
     "row": (getattr(GroupedData, "transformWithState", None), transform_with_state),
@@ -68,28 +64,21 @@ REPAIRED = {"row": (TIMES, KEY), "pandas": (TIMES,)}
 @pytest.fixture
 def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
     """The session with the state provider that Spark's own operator needs, and one partition."""
-    settings = {
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-        "spark.sql.shuffle.partitions": "1",
-    }
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    yield spark
-    spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    with configured(spark, {"spark.sql.shuffle.partitions": "1", **ON_ROCKSDB}):
+        yield spark
 
 
 @pytest.mark.parametrize("flavour", [pytest.param("row", marks=ROWS), "pandas"])
 def test_printed_processors_fail_and_answer_alike(flavour: str, rocksdb: SparkSession) -> None:
     grouped = rocksdb.createDataFrame(SENSORS, "id string, temperature long").groupBy("id")
     wrong = r"takes 3 positional arguments but 4 were given|has the parameters \(key, rows\)"
-    broken = [([], wrong)]
+    broken: list[tuple[list[Any], str]] = [([], wrong)]
     if flavour == "row":
         broken.append(([TIMES], "Expected bytes, got a 'tuple' object"))  # a tuple for a string
     for transform in FLAVOURS[flavour]:
-        for changes, said in broken:
+        for changes, message in broken:
             processor, output = sensor_processor(flavour, *changes)
-            with pytest.raises((PythonException, UsageError), match=said):
+            with pytest.raises((PythonException, UsageError), match=message):
                 transform(grouped, processor, output, "Update", "None").collect()
         processor, output = sensor_processor(flavour, *REPAIRED[flavour])
         rows = transform(grouped, processor, output, "Update", "None").collect()

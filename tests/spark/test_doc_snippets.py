@@ -19,7 +19,7 @@ def wait_for_batches(query: StreamingQuery) -> None:
     """Wait until a query has finished a micro-batch with rows, other than its first one."""
     deadline = time.monotonic() + BATCH_TIMEOUT_S
     while query.isActive and time.monotonic() < deadline:
-        if any(each.numInputRows and each.batchId for each in query.recentProgress):
+        if any(batch.numInputRows and batch.batchId for batch in query.recentProgress):
             return
         time.sleep(0.1)
     raise query.exception() or AssertionError(f"no rows within {BATCH_TIMEOUT_S} s")

@@ -1,20 +1,14 @@
 """The driver counts its checkpoints and snapshots where the caller wants them."""
 
-from pathlib import Path
-
 from pyspark.sql import SparkSession
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import BatchSource, Job
+from tests.support.spark.streams import Job, configured
 
 import statelog as sl
 from statelog.metrics import HistogramSnapshot
 
 
-def test_snapshots_and_sizes_are_counted(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
-    for _ in range(3):
-        source.add([(1, 10), (2, 20)])
+def test_snapshots_and_sizes_are_counted(job: Job) -> None:
+    job.source.add_all([[(1, 10), (2, 20)]] * 3)
     metrics = sl.Metrics()
     job.run(tasks=1, metrics=metrics, **{"snapshot.max-log-handles": 1})
     values = metrics.snapshot()
@@ -37,17 +31,11 @@ def test_snapshots_and_sizes_are_counted(spark: SparkSession, tmp_path: Path) ->
     assert values["last_full_size_of_materialization"] > 0
 
 
-def test_uploads_of_tasks_follow_the_options(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
-    source.add([(key % 500, 10) for key in range(2_000)])
-    source.add([(1, 10)])
+def test_uploads_of_tasks_follow_the_options(job: Job, spark: SparkSession) -> None:
+    job.source.add_all([[(key % 500, 10) for key in range(2_000)], [(1, 10)]])
     metrics = sl.Metrics()
-    spark.conf.set("spark.statelog.changelog.compression.enabled", "true")
-    try:
+    with configured(spark, {"spark.statelog.changelog.compression.enabled": "true"}):
         job.run(tasks=2, metrics=metrics, **{"stream.data-inline-threshold": 0})
-    finally:
-        spark.conf.unset("spark.statelog.changelog.compression.enabled")
     first = job.progress[0]
     assert first.uploads == first.upload_attempts == 4, "changes and staged rows of each task"
     assert (0, 0) == (first.upload_retries, first.upload_failures)

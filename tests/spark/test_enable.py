@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
-from tests.spark import processors
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
-from tests.spark.versions import ROWS, row_operator
 from tests.support.locations.sequence_entries import committed
+from tests.support.spark.processors import INPUT, TOTALS, Totals, totals_of
+from tests.support.spark.streams import ON_ROCKSDB, BatchSource, configured, run_to_end, wait
+from tests.support.spark.versions import ROWS, row_operator
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries
@@ -19,16 +18,14 @@ from statelog.metrics import Metrics
 from statelog.spark import BatchProgress, StatefulStream, disable, enable
 from statelog.store import open_store
 
-workers_get_by_value(processors.__name__)
-
 LOCATION = "spark.statelog.baseLocation"
 
 
 @pytest.fixture
 def session(spark: SparkSession) -> Iterator[SparkSession]:
-    own = spark.newSession()
-    yield own
-    disable(own)
+    new = spark.newSession()
+    yield new
+    disable(new)
 
 
 def totals(source: BatchSource) -> DataFrame:
@@ -54,18 +51,18 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     source.add([(1, 2), (2, 5)])
     alone = totals(source)
     assert isinstance(alone, StatefulStream)
-    assert TotalsModel().apply([(1, 2), (2, 5)]) == run(alone, tmp_path / "alone")
+    assert totals_of([[(1, 2), (2, 5)]])[0] == run(alone, tmp_path / "alone")
     assert committed(tmp_path / "alone" / "statelog")  # beside the checkpoint of the query
     source = BatchSource(session, tmp_path / "later", INPUT)
     for key, value in ((LOCATION, str(tmp_path / "states")), ("spark.statelog.tasks", "3")):
         session.conf.set(key, value)
     enable(session)
-    model = TotalsModel()
-    for rows in ([(1, 2), (2, 5)], [(1, 3), (7, 0)]):
+    batches = [[(1, 2), (2, 5)], [(1, 3), (7, 0)]]
+    for rows, expected in zip(batches, totals_of(batches), strict=True):
         source.add(rows)
         stream = totals(source)
         assert isinstance(stream, StatefulStream)
-        assert model.apply(rows) == run(stream.where("rows > 0"), tmp_path / "query")
+        assert expected == run(stream.where("rows > 0"), tmp_path / "query")
     state = open_store(str(tmp_path / "states" / "totals"))
     newest = Entries(state).newest()
     assert newest is not None
@@ -75,8 +72,10 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
         totals(source).writeStream.format("noop").option(
             "checkpointLocation", str(tmp_path / "x")
         ).start()
-    own = {"statelog.stateLocation": str(tmp_path / "own"), "statelog.delivery": "direct"}
-    assert [(1, 5, 2), (2, 5, 1), (7, 0, 1)] == run(totals(source), tmp_path / "other", **own)[-3:]
+    options = {"statelog.stateLocation": str(tmp_path / "own"), "statelog.delivery": "direct"}
+    assert [(1, 5, 2), (2, 5, 1), (7, 0, 1)] == run(totals(source), tmp_path / "other", **options)[
+        -3:
+    ]
     assert committed(tmp_path / "own")
 
     batch = session.createDataFrame([(1, 2)], INPUT).groupBy("key")
@@ -93,13 +92,7 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
 
     session.conf.unset("spark.statelog.delivry")
     session.conf.set(LOCATION, "checkpoint")  # beside each query's checkpoint; no name is needed
-    own = source.frame().groupBy("key").transformWithState(Totals(), TOTALS, "Update", "None")
-    wait(
-        own.writeStream.option("checkpointLocation", str(tmp_path / "y"))
-        .trigger(availableNow=True)
-        .format("noop")
-        .start()
-    )
+    run_to_end(totals(source), tmp_path / "y")
     assert committed(tmp_path / "y" / "statelog")
     disable(session)
     disable(session)
@@ -122,7 +115,7 @@ def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
         other.transformWithState(Totals(), TOTALS, "Update", "None")
     source.add([(1, 2), (2, 5)])
     stream = grouped.transformWithState(Totals(), TOTALS, "Update", "None")
-    assert TotalsModel().apply([(1, 2), (2, 5)]) == run(stream, tmp_path / "query")
+    assert totals_of([[(1, 2), (2, 5)]])[0] == run(stream, tmp_path / "query")
     disable(session)
     assert not hasattr(GroupedData, "transformWithState")
 
@@ -134,11 +127,11 @@ def test_a_session_made_from_an_enabled_one_warns(
     session.conf.set(LOCATION, "checkpoint")
     others = [session.newSession() for _ in range(2)]
     disable(others[1])  # says that Spark's own state is meant
-    for each in (session, *others, *others):
-        source = BatchSource(each, tmp_path / "in", INPUT)
+    for any_session in (session, *others, *others):
+        source = BatchSource(any_session, tmp_path / "in", INPUT)
         grouped = source.frame().groupBy("key")
         stream = grouped.transformWithStateInPandas(Totals(), TOTALS, "Update", "None")
-        assert isinstance(stream, StatefulStream) == (each is session)
+        assert isinstance(stream, StatefulStream) == (any_session is session)
     warnings = [
         record.getMessage() for record in caplog.records if "not enabled" in record.getMessage()
     ]
@@ -160,10 +153,10 @@ def test_a_processor_with_a_broadcast_is_rejected(session: SparkSession, tmp_pat
 def test_a_query_on_sparks_own_state_does_not_go_on_without_it(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     source = BatchSource(session, tmp_path / "in", INPUT)
     source.add([(1, 2)])
-    assert [(1, 2, 1)] == run(totals(source), tmp_path / "query")
+    with configured(session, ON_ROCKSDB):
+        assert [(1, 2, 1)] == run(totals(source), tmp_path / "query")
     enable(session)
     source.add([(1, 3)])
     with pytest.raises(Exception, match="initialState=spark_state"):

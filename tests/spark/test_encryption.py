@@ -5,16 +5,13 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark import processors
-from tests.spark.processors import Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
 from tests.support.locations.sequence_entries import committed
+from tests.support.spark.processors import Totals, TotalsModel
+from tests.support.spark.streams import FREQUENT_SNAPSHOTS, BatchSource, Job
 
 import statelog as sl
 from statelog.cli.main import run
 from statelog.errors import InvalidOptionsError
-
-workers_get_by_value(processors.__name__)
 
 BATCHES = [[(f"customer-{key:04}", key * batch) for key in range(60)] for batch in range(4)]
 
@@ -38,31 +35,25 @@ def test_an_encrypted_location_is_used_like_any_other(
     source = BatchSource(spark, tmp_path / "in", "key string, amount bigint")
     options = {
         "storageOptions": encryption,
-        "snapshot.min-log-size": 1,
-        "snapshot.log-to-snapshot-ratio": 0.01,
-        "snapshot.max-log-handles": 2,
+        **FREQUENT_SNAPSHOTS,
         "stream.data-inline-threshold": 500,  # some changes and output in files
         "state.local-directory": str(tmp_path / "local"),
     }
     output = "key string, total bigint, rows bigint"
     job = Job(source, tmp_path, ["key"], Totals(), output, options)
     model = TotalsModel()
-    for run_number, tasks in enumerate((1, 3)):
-        for rows in BATCHES[2 * run_number : 2 * run_number + 2]:
-            source.add(rows)
+    for tasks, batches in ((1, BATCHES[:2]), (3, BATCHES[2:])):
+        source.add_all(batches)
         job.run(tasks=tasks)
-        assert [sorted(map(tuple, rows)) for rows in job.take()] == [
-            model.apply(rows) for rows in BATCHES[2 * run_number : 2 * run_number + 2]
-        ]
+        assert job.take_in_order() == [model.apply(rows) for rows in batches]
     state = str(job.state)
     assert {"chk-5", "dstl", "taskowned"} <= {path.name for path in job.state.iterdir()}
     assert not [name for name, content in stored(job.state).items() if b"customer-" in content]
 
     with pytest.raises(InvalidOptionsError, match="is encrypted, but no keys were given"):
         sl.open(state).get("total", ("customer-0007",))
-    assert (
-        sl.open(state, storage_options=encryption).get("total", ("customer-0007",))["total"] == 42
-    )
+    opened = sl.open(state, storage_options=encryption)
+    assert opened.get("total", ("customer-0007",))["total"] == 42
     frame = spark.read.format("statelog").option("variable", "total")
     read = frame.option("storageOptions.encryption", f"file:{keys}").load(state)
     assert read.count() == len(model.totals)
@@ -94,16 +85,18 @@ def test_an_encrypted_location_is_used_like_any_other(
     assert sl.open(edited).get("total", ("customer-0007",)) is None
     command("verify", edited)
     # A new key, then no encryption, then with a key again.
-    for number, new in enumerate((f"file:{tmp_path}/other", "none", f"file:{keys}")):
+    for number, encryption_of_copy in enumerate((f"file:{tmp_path}/other", "none", f"file:{keys}")):
         copy = str(tmp_path / f"copy-{number}")
-        command("copy", fork if number == 0 else state, copy, "--new-encryption", new)
+        command(
+            "copy", fork if number == 0 else state, copy, "--new-encryption", encryption_of_copy
+        )
         plain = [name for name, content in stored(Path(copy)).items() if b"customer-" in content]
-        assert bool(plain) is (new == "none")
+        assert bool(plain) is (encryption_of_copy == "none")
         with monkeypatch.context() as there:
-            there.setenv("STATELOG_ENCRYPTION", new)
+            there.setenv("STATELOG_ENCRYPTION", encryption_of_copy)
             command("verify", copy)
             command("get", copy, "total", "customer-0007")
-            if new == "none":
+            if encryption_of_copy == "none":
                 there.delenv("STATELOG_ENCRYPTION")
                 command("verify", copy)
                 there.setenv("STATELOG_ENCRYPTION", f"file:{keys}")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
-from tests.spark.equal_keys import check_aggregate, check_columns, check_rows, rows_in
-from tests.spark.processors import TOTALS, Totals
-from tests.spark.streams import BatchSource, Job, run_on_spark
+from tests.support.spark.equal_keys import check_aggregate, check_columns, check_rows, rows_in
+from tests.support.spark.processors import TOTALS, Totals
+from tests.support.spark.streams import BatchSource, Job, configured, run_on_spark
 from tests.support.values.keyed_types import in_text
 
 from statelog.errors import UsageError
@@ -31,12 +31,12 @@ def test_zeros_and_nans_are_one_key_as_in_a_group_by(spark: SparkSession, tmp_pa
     for zero in (-0.0, 0.0, -0.0):
         source.add([(zero, 1), (float("nan"), 1), (-float("nan"), 1), (None, 1)])
     job.run(tasks=2)
-    found = [in_text(batch) for batch in job.take()]
+    output = [in_text(batch) for batch in job.take()]
     seen = spark.read.schema(source.schema).parquet(str(source.folder))
     expected = seen.groupBy("key").agg(sf.sum("amount").alias("total"), sf.count("*").alias("rows"))
-    assert in_text(expected.collect()) == found[-1]
+    assert in_text(expected.collect()) == output[-1]
     assert ["key=0.0; total=1; rows=1", "key=0.0; total=2; rows=2", "key=0.0; total=3; rows=3"] == [
-        one for batch in found for one in batch if "key=0.0" in one
+        row for batch in output for row in batch if "key=0.0" in row
     ]
     # Spark's own operator keeps a state of each zero.
     of_spark = [row.total for batch in run_on_spark(job) for row in batch if row.key == 0]
@@ -55,8 +55,5 @@ def test_impossible_keys_and_inputs_are_rejected(spark: SparkSession, tmp_path: 
         twice = frame.selectExpr("key", *names.split(", "))
         with pytest.raises(UsageError, match=r"several columns with the same name: [vV], v"):
             transform_with_state(twice.groupBy("key"), Totals(), TOTALS)
-    spark.conf.set("spark.sql.caseSensitive", "true")
-    try:
+    with configured(spark, {"spark.sql.caseSensitive": "true"}):
         transform_with_state(twice.groupBy("key"), Totals(), TOTALS)
-    finally:
-        spark.conf.unset("spark.sql.caseSensitive")

@@ -4,23 +4,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
-from tests.spark import processors
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from tests.support.spark.processors import INPUT, TOTALS, Totals
+from tests.support.spark.streams import Job, wait
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark import transform_with_state
-
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
 
 BAD = 13
 
@@ -46,8 +41,8 @@ class Faulty(Totals):
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
-    job = Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
+def job(job: Job) -> Job:
+    """A job whose first micro-batch has the key of the faults."""
     job.source.add([(1, 1), (BAD, 2)])
     return job
 
@@ -79,16 +74,16 @@ def test_the_sentence_comes_first(job: Job, delivery: str, fault: str, sentence:
     with pytest.raises(StreamingQueryException, match="^" + sentence):
         query.processAllAvailable()
     for text in (str(raised.value), str(query.exception())):
-        own, _, sparks = text.partition("\n\n")
-        assert own.startswith("ProcessorError: ")
-        assert fault == "killed" or ", in handleInputRows\n" in own  # the user's lines
-        assert "statelog/spark/" not in own  # and no others
+        statelogs, _, sparks = text.partition("\n\n")
+        assert statelogs.startswith("ProcessorError: ")
+        assert fault == "killed" or ", in handleInputRows\n" in statelogs  # the user's lines
+        assert "statelog/spark/" not in statelogs  # and no others
         assert "FOREACH_BATCH_USER_FUNCTION_ERROR" in sparks or "Python Proxy" in sparks
         assert len(text) < 3500
     # Whoever reads Spark's log or listens to its events has only Spark's text.
-    assert f"Return Message: statelog.errors.{own[:60]}" in sparks
+    assert f"Return Message: statelog.errors.{statelogs[:60]}" in sparks
     job.run()
-    assert [(1, 1, 1), (BAD, 2, 1)] == sorted(tuple(row) for row in job.take()[-1])
+    assert [(1, 1, 1), (BAD, 2, 1)] == job.take_in_order()[-1]
 
 
 @pytest.mark.parametrize("flavour", ["stream", "batch"])
@@ -106,8 +101,8 @@ def test_a_processor_that_cannot_be_shipped_is_refused_at_once(job: Job, flavour
         transform_with_state(grouped, "Totals", TOTALS)  # type: ignore[arg-type]
     unpicklable: Any = Totals()
     unpicklable.lock = threading.Lock()
-    said = r"Totals cannot be pickled.*: attribute 'lock': cannot .* Create such objects in init"
-    with pytest.raises(UsageError, match=said):
+    message = r"Totals cannot be pickled.*: attribute 'lock': cannot .* Create such objects in init"
+    with pytest.raises(UsageError, match=message):
         transform_with_state(grouped, unpicklable, TOTALS)
 
 
@@ -118,13 +113,37 @@ def test_what_spark_can_ship_is_taken(job: Job) -> None:
     assert 2 == len(job.take()[0])
 
 
-def test_an_init_that_exits_does_not_end_the_driver(job: Job) -> None:
-    class Leaving(Totals):
-        def init(self, handle: StatefulProcessorHandle) -> None:
-            sys.exit("bye")
+def leave(handle: StatefulProcessorHandle) -> None:
+    sys.exit("bye")
 
-    with pytest.raises(ProcessorError, match=r"Leaving\.init failed: it called sys.exit\('bye'\)"):
-        job.start(processor=Leaving())
+
+def fail(handle: StatefulProcessorHandle) -> None:
+    raise KeyError("where is it")
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        (leave, r"Totals\.init failed: it called sys.exit\('bye'\)"),
+        (fail, r"Totals\.init failed: KeyError: 'where is it'"),
+    ],
+)
+def test_an_init_that_fails_is_told_before_the_query_starts(
+    job: Job, init: Callable[[StatefulProcessorHandle], None], message: str
+) -> None:
+    processor = Totals()
+    processor.init = init  # type: ignore[method-assign]
+    with pytest.raises(ProcessorError, match=message):
+        job.start(processor=processor)
+
+
+def test_the_error_of_an_argument_says_what_to_type(job: Job) -> None:
+    with pytest.raises(UsageError, match=r"is not a schema: .*LNOG.* such as .customer string, "):
+        job.start(output="key bigint, total lnog")
+    with pytest.raises(
+        UsageError, match=r"'s3:/bucket/job' does not contain a bucket; use s3://bucket/"
+    ):
+        job.start(stateLocation="s3:/bucket/job")
 
 
 class Misspelt(Totals):
@@ -148,10 +167,10 @@ def test_output_that_is_lost_is_warned_of_once(job: Job, caplog: pytest.LogCaptu
     grouped = job.source.spark.createDataFrame([(1, 1)], INPUT).groupBy("key")
     transform_with_state(grouped, Forgetful(), TOTALS)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    [misspelt] = [warning for warning in warnings if "no output row of Misspelt" in warning]
+    (misspelt,) = [warning for warning in warnings if "no output row of Misspelt" in warning]
     assert misspelt.startswith("no output row of Misspelt in batch 0 sets the columns 'total': ")
     assert misspelt.endswith("'totl' (did you mean 'total'?)")
-    [forgetful] = [warning for warning in warnings if "Forgetful" in warning]
+    (forgetful,) = [warning for warning in warnings if "Forgetful" in warning]
     assert forgetful.startswith("Forgetful.handleInputRows has no `yield` and returns None, so no ")
 
 
@@ -173,7 +192,7 @@ def test_a_changelog_file_that_is_not_there_says_what_to_do(job: Job, damage: st
         else:
             path.write_bytes(path.read_bytes()[:40])
     job.source.add([(1, 1)])
-    said = rf"(?s)^Checkpoint(Damaged)?Error: .*statelog verify file://{job.state}.*checkpoint="
-    with pytest.raises(StreamingQueryException, match=said) as raised:
+    message = rf"(?s)^Checkpoint(Damaged)?Error: .*statelog verify file://{job.state}.*checkpoint="
+    with pytest.raises(StreamingQueryException, match=message) as raised:
         job.run()
     assert files[0].name in str(raised.value).partition("\n\n")[0]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tests.house.sources import ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 MAX_LINES = 59
 """Of a program."""
 MAX_LINES_OF_A_PROCESSOR = 32
@@ -87,8 +88,10 @@ def test_the_table_holds_the_newest_version(run):
         "latest.py", {"id": 1, "version": 2, "name": "A."}, {"id": 2, "version": 2, "name": "Bob"}
     )
     with closing(sqlite3.connect(out)) as table:
-        found = table.execute("SELECT id, version, name FROM customers ORDER BY id").fetchall()
-    assert [(1, 3, "Ada"), (2, 2, "Bob")] == found
+        rows_of_table = table.execute(
+            "SELECT id, version, name FROM customers ORDER BY id"
+        ).fetchall()
+    assert [(1, 3, "Ada"), (2, 2, "Bob")] == rows_of_table
 
 
 def test_state_is_served_over_http(run, tmp_path, monkeypatch):

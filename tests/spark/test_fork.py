@@ -1,20 +1,17 @@
 """A fork of a running query: both go on exactly, and a clean-up of the parent breaks nothing."""
 
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark import processors
-from tests.spark.checkpoint_files import InTime, in_order
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.support.spark.checkpoint_files import InTime
+from tests.support.spark.processors import totals_job, totals_of
+from tests.support.spark.streams import BatchSource, configured, in_order, until
 
 import statelog
 from statelog.cli.main import run
-
-workers_get_by_value(processors.__name__)
 
 BATCHES = [
     [(1, 10), (2, 20)],
@@ -37,16 +34,9 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def job_of(folder: Path, source: BatchSource, **options: Any) -> Job:
-    return Job(source, folder, ["key"], Totals(), TOTALS, {"retainedCheckpoints": 2, **options})
-
-
 def until_batch(folder: Path, batch_id: int) -> None:
-    deadline = time.monotonic() + 60
-    done = folder / "query" / "commits" / str(batch_id)
-    while not done.exists():
-        assert time.monotonic() < deadline, "the query makes no progress"
-        time.sleep(0.05)
+    committed = folder / "query" / "commits" / str(batch_id)
+    until(committed.exists, f"batch {batch_id}")
 
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
@@ -54,33 +44,27 @@ def test_parent_and_fork_run_beside_each_other(
     spark: SparkSession, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     kind = InTime if options.get("timeMode") == "EventTime" else BatchSource
-    source = kind(spark, tmp_path / "in", INPUT)
-    parent = job_of(tmp_path / "parent", source, **options)
-    child = job_of(tmp_path / "child", source, **options)
-    spark.conf.set("spark.sql.streaming.fileSource.log.compactInterval", "3")
-    try:
-        for rows in BATCHES[:4]:
-            source.add(rows)
+    parent = totals_job(spark, tmp_path / "parent", kind=kind, retainedCheckpoints=2, **options)
+    child = replace(parent, folder=tmp_path / "child", delivered=[], progress=[])
+    source = parent.source
+    with configured(spark, {"spark.sql.streaming.fileSource.log.compactInterval": "3"}):
+        source.add_all(BATCHES[:4])
         running = parent.start(trigger={"processingTime": "50 milliseconds"})
         until_batch(parent.folder, 3)
-        made = statelog.fork(
+        fork = statelog.fork(
             parent.state, child.state, new_checkpoint_location=child.folder / "query"
         )
-        for rows in BATCHES[4:6]:
-            source.add(rows)
+        source.add_all(BATCHES[4:6])
         beside = child.start(trigger={"processingTime": "50 milliseconds"})
         until_batch(parent.folder, 5)
-        until_batch(child.folder, made.batch_id + 2)
+        until_batch(child.folder, fork.batch_id + 2)
         assert run(["gc", str(parent.state), "--apply", "--min-age", "0s"]) == 0
         source.add(BATCHES[6])
         until_batch(parent.folder, 6)
-        until_batch(child.folder, made.batch_id + 3)
+        until_batch(child.folder, fork.batch_id + 3)
         running.stop()
         beside.stop()
-    finally:
-        spark.conf.unset("spark.sql.streaming.fileSource.log.compactInterval")
-    model = TotalsModel()
-    expected = [model.apply(rows) for rows in BATCHES]
+    expected = totals_of(BATCHES)
     assert expected == [in_order(rows) for _, rows in parent.delivered if rows]
     assert expected[4:] == [in_order(rows) for _, rows in child.delivered if rows]
     for job in (parent, child):

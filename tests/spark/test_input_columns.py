@@ -10,13 +10,11 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from tests.support.spark.streams import BatchSource, Job, run_to_end
 
 from statelog.errors import UsageError
 from statelog.spark import ColumnarProcessor, aggregate, transform_with_state
 from statelog.spark import functions as SF
-
-workers_get_by_value(__name__)
 
 WIDE = "name string, at timestamp, `a.b` string, key bigint, amount bigint, note string"
 TOTALS = "key bigint, total bigint, columns string"
@@ -80,14 +78,10 @@ def rows_of(job: Job, **changes: Any) -> list[list[Row]]:
 
 def columns_read(job: Job, folder: Path, **changes: Any) -> str:
     """Run the job once more and return the columns that Spark reads from the files."""
-    query = job.start(
+    query = job.run(
         checkpointLocation=str(folder / "q"), stateLocation=str(folder / "s"), **changes
     )
-    try:
-        wait(query)
-        text = query._jsq.explainInternal(False)
-    finally:
-        query.stop()
+    text = query._jsq.explainInternal(False)
     return text.split("ReadSchema: struct<")[1].split(">\n")[0]
 
 
@@ -141,7 +135,6 @@ def test_event_time_is_kept_and_late_rows_are_dropped(spark: SparkSession, tmp_p
     noon = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
     for minutes in (0, 60, 61, 1):  # the fourth batch is late
         source.add([("n", noon + dt.timedelta(minutes=minutes), "x", 1, 1, "y")])
-    delivered: list[Row] = []
     stream = source.frame().withWatermark("at", "1 minute")
     frame = transform_with_state(
         stream.groupBy("key"),
@@ -150,20 +143,13 @@ def test_event_time_is_kept_and_late_rows_are_dropped(spark: SparkSession, tmp_p
         timeMode="EventTime",
         stateLocation=str(tmp_path / "state"),
     )
-    query = (
-        frame.writeStream.option("checkpointLocation", str(tmp_path / "query"))
-        .foreachBatch(lambda batch, _: delivered.extend(batch.collect()))
-        .trigger(availableNow=True)
-        .start()
-    )
-    wait(query)
-    assert [row.total for row in delivered] == [1, 2, 3]
+    delivered = run_to_end(frame, tmp_path / "query")
+    assert [row.total for rows in delivered for row in rows] == [1, 2, 3]
 
 
 def test_an_operator_after_another_sends_what_it_reads(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", WIDE)
     source.add([("n", None, f"x{n}", n, n, "y") for n in range(6)])
-    delivered: list[Row] = []
     first = transform_with_state(
         source.frame().groupBy("key"),
         Totals(),
@@ -179,13 +165,7 @@ def test_an_operator_after_another_sends_what_it_reads(spark: SparkSession, tmp_
         Totals(),
         TOTALS,
     )
-    query = (
-        second.writeStream.option("checkpointLocation", str(tmp_path / "query"))
-        .foreachBatch(lambda batch, _: delivered.extend(batch.collect()))
-        .trigger(availableNow=True)
-        .start()
-    )
-    wait(query)
+    (delivered,) = run_to_end(second, tmp_path / "query")
     assert sorted(delivered) == [Row(key=0, total=6, columns="z"), Row(key=1, total=9, columns="z")]
 
 

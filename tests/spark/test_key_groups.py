@@ -33,8 +33,8 @@ def literal(kind: str, text: str) -> str:
 
 def test_spark_gives_the_hashes_that_are_written_down(spark: SparkSession) -> None:
     hashes = [
-        f"{spark_hash(columns)} AS h{at}, pmod({spark_hash(columns)}, 128) AS g{at}"
-        for at, (columns, _, _) in enumerate(VECTORS)
+        f"{spark_hash(columns)} AS h{number}, pmod({spark_hash(columns)}, 128) AS g{number}"
+        for number, (columns, _, _) in enumerate(VECTORS)
     ]
     row = spark.sql("SELECT " + ", ".join(hashes)).first()
     assert row is not None
@@ -54,11 +54,11 @@ def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(
             if not has_method:
                 for kind in (type(placed), DataFrame):
                     patch.delattr(kind, "repartitionById", raising=False)
-            found = by_task(placed, tasks, KeyGroupRange(0, 127)).selectExpr(
+            partitioned = by_task(placed, tasks, KeyGroupRange(0, 127)).selectExpr(
                 "task", "spark_partition_id() place"
             )
-            assert tasks == found.rdd.getNumPartitions()
-            assert 128 * 3 == found.where("task = place").count()
+            assert tasks == partitioned.rdd.getNumPartitions()
+            assert 128 * 3 == partitioned.where("task = place").count()
 
 
 def test_python_gives_the_hash_of_spark_for_windows(spark: SparkSession) -> None:
@@ -70,8 +70,8 @@ def test_python_gives_the_hash_of_spark_for_windows(spark: SparkSession) -> None
     )
     table = rows.selectExpr("*", "xxhash64(window, name) AS h").toArrow()
     keys = table.select(["window", "name"])
-    found = hash_columns([column.combine_chunks() for column in keys.columns], keys.schema)
-    assert table.column("h").to_pylist() == found.view("int64").tolist()
+    hashes = hash_columns([column.combine_chunks() for column in keys.columns], keys.schema)
+    assert table.column("h").to_pylist() == hashes.view("int64").tolist()
 
 
 MOMENTS = st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31), allow_imaginary=False)
@@ -93,7 +93,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "TIMESTAMP": MOMENTS.map(lambda moment: moment.replace(tzinfo=dt.UTC)),
     "TIMESTAMP_NTZ": MOMENTS,
 }
-SCHEMA = pa.schema([(f"c{at}", TYPES[kind][0]) for at, kind in enumerate(VALUES)])
+SCHEMA = pa.schema([(f"c{number}", TYPES[kind][0]) for number, kind in enumerate(VALUES)])
 ROW = st.tuples(*(st.one_of(st.none(), values, values, values) for values in VALUES.values()))
 
 
@@ -118,9 +118,9 @@ def test_python_gives_the_hash_of_spark_for_any_value(spark: SparkSession) -> No
     )
     # Each column by itself, and all of them one after the other.
     keys = [[name] for name in SCHEMA.names] + [SCHEMA.names]
-    hashes = [f"xxhash64({', '.join(names)}) AS h{at}" for at, names in enumerate(keys)]
-    found = spark.createDataFrame(table).selectExpr(*hashes).collect()
-    single = [SCHEMA.empty_table().select([at]).schema for at in range(len(SCHEMA))]
-    for row, expected in zip(rows, found, strict=True):
+    hashes = [f"xxhash64({', '.join(names)}) AS h{number}" for number, names in enumerate(keys)]
+    of_spark = spark.createDataFrame(table).selectExpr(*hashes).collect()
+    single = [SCHEMA.empty_table().select([place]).schema for place in range(len(SCHEMA))]
+    for row, expected in zip(rows, of_spark, strict=True):
         actual = [hash_of((value,), schema) for value, schema in zip(row, single, strict=True)]
         assert list(expected) == [*actual, hash_of(row, SCHEMA)], row

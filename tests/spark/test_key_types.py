@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession, types
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
-from tests.spark.versions import needs
 from tests.support.jobs.pandas_input import SETTINGS
 from tests.support.jobs.task_query import GROUPS, Query
+from tests.support.spark.streams import BatchSource, Job, configured
+from tests.support.spark.versions import needs
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.extensions.columns.rows import ColumnarFormat
@@ -36,8 +36,6 @@ from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowForm
 from statelog.spark.rows.key_types import KEY_TYPES
 from statelog.spark.rows.spark_versions import parsed_ddl
 from statelog.spark.rows.types import arrow_schema
-
-workers_get_by_value(__name__)
 
 pytestmark = needs((4, 3), "all types of keys")
 
@@ -136,7 +134,7 @@ class ColumnarMembers(ColumnarProcessor):
         members = rows["i"].to_pylist()
         yield {
             "i": [members[a:b] for a, b in zip(keys.starts.tolist(), ends, strict=True)],
-            "first": [[one] for one in first],
+            "first": [[number] for number in first],
         }
 
 
@@ -156,11 +154,8 @@ def faces(spark: SparkSession) -> dict[str, tuple[RowFormat, Any]]:
 @pytest.fixture
 def switched(spark: SparkSession) -> Iterator[SparkSession]:
     """A session with the types that Spark does not have by default."""
-    for name in SWITCHES:
-        spark.conf.set(name, "true")
-    yield spark
-    for name in SWITCHES:
-        spark.conf.unset(name)
+    with configured(spark, dict.fromkeys(SWITCHES, "true")):
+        yield spark
 
 
 def with_keys(spark: SparkSession, kind: str) -> DataFrame:
@@ -172,9 +167,9 @@ def with_keys(spark: SparkSession, kind: str) -> DataFrame:
     return spark.createDataFrame(rows, "i bigint, a int, b int, c int").selectExpr(
         "i",
         *(
-            f"{part.format(**values)} AS {form}{at}"
+            f"{part.format(**values)} AS {form}{place}"
             for form, parts in FORMS.items()
-            for at, part in enumerate(parts)
+            for place, part in enumerate(parts)
         ),
     )
 
@@ -203,7 +198,7 @@ def groups_of_spark(frame: DataFrame) -> dict[str, Groups]:
 
 
 def names(form: str) -> list[str]:
-    return [f"{form}{at}" for at in range(len(FORMS[form]))]
+    return [f"{form}{place}" for place in range(len(FORMS[form]))]
 
 
 def groups_of_tasks(rows: Sequence[dict[str, Any]]) -> Groups:
@@ -381,8 +376,8 @@ ABSTRACT = {
 def test_the_table_has_every_type_of_spark() -> None:
     classes = {
         name
-        for name, each in vars(types).items()
-        if inspect.isclass(each) and issubclass(each, types.DataType)
+        for name, kind in vars(types).items()
+        if inspect.isclass(kind) and issubclass(kind, types.DataType)
     }
     assert classes - ABSTRACT == {name for rule in KEY_TYPES for name in rule.classes}
 

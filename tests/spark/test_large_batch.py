@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
-from tests.support.jobs.random_programs import (
+from tests.support.spark.random_programs import (
     BESIDE_SPARK,
     FLAVOURS,
     INPUT,
@@ -18,11 +17,10 @@ from tests.support.jobs.random_programs import (
     batch_of,
     by_key,
 )
+from tests.support.spark.streams import BatchSource, Job, run_on_spark
 
 from statelog.spark import transform_with_state
 from statelog.state.heap import StateBackendConfig
-
-workers_get_by_value(__name__)
 
 SEED = 2_026
 

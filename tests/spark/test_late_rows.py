@@ -10,13 +10,11 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import window
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
-from tests.spark.versions import row_operator
+from tests.support.spark.streams import ON_ROCKSDB, WITHOUT_NO_DATA, BatchSource, configured, wait
+from tests.support.spark.versions import row_operator
 
 from statelog.metrics import Metrics
 from statelog.spark import BatchProgress, transform_with_state
-
-workers_get_by_value(__name__)
 
 SCHEMA = "key bigint, at timestamp"
 BATCHES: list[list[int | None]] = [[10, 20], [5, 30], [10, None, 21, 35], [1, 2, 3, 60], [55, 4]]
@@ -47,27 +45,17 @@ def watermarked(source: BatchSource) -> DataFrame:
 
 
 def dropped_on_spark(source: BatchSource, folder: Path) -> list[int]:
-    spark = source.spark
-    settings = {
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    }
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
+    with configured(source.spark, ON_ROCKSDB | WITHOUT_NO_DATA):
         grouped = watermarked(source).groupBy("key")
         frame = row_operator(grouped)(Counting(), "n bigint", "Update", "EventTime")
         writer = frame.writeStream.outputMode("update").format("noop").trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(folder / "spark")).start()
         wait(query)
-        return [
-            one.stateOperators[0].numRowsDroppedByWatermark
-            for one in query.recentProgress
-            if one.numInputRows
-        ]
-    finally:
-        for name in settings:
-            spark.conf.unset(name)
+    return [
+        progress.stateOperators[0].numRowsDroppedByWatermark
+        for progress in query.recentProgress
+        if progress.numInputRows
+    ]
 
 
 def run(
@@ -112,7 +100,7 @@ def test_late_rows_count_as_on_spark(source: BatchSource, tmp_path: Path, delive
     assert metrics.value("num_late_records_dropped") == 5
     assert f"late={late[3]} " in str(progress[3])
     uncounted, without = run(source, tmp_path, "None", delivery=delivery)
-    assert [0] * len(BATCHES) == [one.late_rows for one in uncounted]
+    assert [0] * len(BATCHES) == [report.late_rows for report in uncounted]
     assert jobs == without
 
 

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
-from tests.spark.streams import wait, workers_get_by_value
-from tests.spark.versions import needs
+from tests.support.spark.streams import run_to_end
+from tests.support.spark.versions import needs
 
 import statelog
 from statelog.spark import StatefulProcessor, transform_with_state
 
-workers_get_by_value(__name__)
 pytestmark = needs((4, 0), "the reader of Spark's state")
 
 INPUT = "customer string, amount double"
@@ -50,17 +49,12 @@ def test_a_query_with_a_group_state_continues(spark: SparkSession, tmp_path: Pat
         frame = spark.createDataFrame(rows, INPUT).coalesce(1)
         frame.write.parquet(str(tmp_path / "in" / name))
 
-    def run(out: DataFrame, checkpoint: str) -> None:
-        writer = out.writeStream.outputMode("update").trigger(availableNow=True)
-        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
-        wait(writer.foreachBatch(lambda frame, batch_id: frame.collect()).start())
-
     add("first", [("a", 1.0), ("b", 2.0), ("a", 3.0)])
     events = spark.readStream.schema(INPUT).parquet(str(tmp_path / "in" / "*"))
     old = events.groupBy("customer").applyInPandasWithState(
         update, OUTPUT, STATE, "update", GroupStateTimeout.NoTimeout
     )
-    run(old, "old")
+    run_to_end(old, tmp_path / "old", "update")
     old_state = spark.read.format("statestore").load(str(tmp_path / "old"))
     initial = old_state.selectExpr("key.*", "value.groupState.*")
     without_state = shutil.ignore_patterns("state")
@@ -76,7 +70,7 @@ def test_a_query_with_a_group_state_continues(spark: SparkSession, tmp_path: Pat
         checkpoint="empty",
         stateLocation=str(tmp_path / "state"),
     )
-    run(out, "new")
+    run_to_end(out, tmp_path / "new", "update")
     with statelog.open(tmp_path / "state") as state:
         rows = state.table("total").drop_columns("key_group").to_pylist()
     assert {("a", 3, 14.0), ("b", 1, 2.0), ("c", 1, 2.0)} == {tuple(row.values()) for row in rows}

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
-from tests.spark.streams import BatchSource, wait, workers_get_by_value
+from tests.support.spark.streams import BatchSource, wait
 
 from statelog.spark import (
     ColumnarProcessor,
@@ -21,8 +21,6 @@ from statelog.spark import (
 )
 from statelog.spark import functions as F
 from statelog.state.heap import StateBackendConfig
-
-workers_get_by_value(__name__)
 
 KEYS = range(8)
 INPUT = "key bigint, at timestamp"
@@ -77,23 +75,20 @@ class Passing(StatefulProcessor):
 
 
 def by_rows(events: DataFrame, **settings: Any) -> DataFrame:
-    return transform_with_state(
-        events.groupBy("key"), Timers(), OUTPUT, timeMode="EventTime", **settings
-    )
+    grouped = events.groupBy("key")
+    return transform_with_state(grouped, Timers(), OUTPUT, timeMode="EventTime", **settings)
 
 
 def by_pandas(events: DataFrame, **settings: Any) -> DataFrame:
-    grouped = events.groupBy("key")
-    processor = PandasTimers()
     return transform_with_state_in_pandas(
-        grouped, processor, OUTPUT, timeMode="EventTime", **settings
+        events.groupBy("key"), PandasTimers(), OUTPUT, timeMode="EventTime", **settings
     )
 
 
 def by_columns(events: DataFrame, **settings: Any) -> DataFrame:
-    return transform_with_state(
-        events.groupBy("key"), ColumnarTimers(), OUTPUT, timeMode="EventTime", **settings
-    )
+    processor: Any = ColumnarTimers()
+    grouped = events.groupBy("key")
+    return transform_with_state(grouped, processor, OUTPUT, timeMode="EventTime", **settings)
 
 
 def by_windows(events: DataFrame, **settings: Any) -> DataFrame:
@@ -164,7 +159,7 @@ def test_merged_partitions_are_refused(spark: SparkSession, tmp_path: Path, case
     with pytest.raises(StreamingQueryException, match="changes the partitions of the frame"):
         run()
     is_merging = False
-    delivered = [each for each in delivered if each[1] == "rows"]
+    delivered = [(key, what) for key, what in delivered if what == "rows"]
     run()
     timers = [key for key, what in delivered if what == "timer"]
     assert [*KEYS] == sorted(key for key in timers if key in KEYS)

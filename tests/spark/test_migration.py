@@ -1,8 +1,10 @@
 """The examples of docs/how-to/migration.md: a query moves from Spark to statelog, and back."""
 
+import datetime as dt
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,22 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.house.sources import ROOT
-from tests.spark.streams import ROCKSDB, BatchSource, Job, run_on_spark, wait, workers_get_by_value
-from tests.spark.versions import row_operator
+from tests.support.spark.streams import (
+    ON_ROCKSDB,
+    PROVIDER,
+    WITHOUT_NO_DATA,
+    BatchSource,
+    Job,
+    configured,
+    run_on_spark,
+    wait,
+)
+from tests.support.spark.versions import row_operator
 from tests.support.values.schema_texts import TEXTS
 
 from statelog.errors import UsageError
 from statelog.spark import spark_state, with_initial_state
 from statelog.spark.query.ddl import parse_ddl
-
-workers_get_by_value(__name__)
 
 OUTPUT = "customer string, n bigint, total double, items string, by_day string, fired boolean"
 HOUR = 3_600_000
@@ -58,7 +67,7 @@ class Totals(StatefulProcessor):
         n, total = self.total.get()
         seen = self.seen.get()
         parts = [list(map(tuple, self.items.get())), [i for (i,) in self.recent.get()]]
-        days = {str(day): tuple(held) for (day,), held in self.by_day.iterator()}
+        days = {str(day): tuple(value) for (day,), value in self.by_day.iterator()}
         by_day = f"{sorted(days.items())} {seen[0]} {tuple(dict_of(seen[1]).values())}"
         return Row(customer=key[0], n=n, total=total, items=str(parts), by_day=by_day, fired=fired)
 
@@ -74,25 +83,19 @@ def dict_of(struct: Any) -> dict[str, Any]:
 
 def example(number: int = 0) -> str:
     text = (ROOT / "docs" / "how-to" / "migration.md").read_text(encoding="utf-8")
-    found = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(found) == 3
-    code: str = found[number]
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    code: str = blocks[number]
     return code.replace(".start()", ".trigger(availableNow=True).start()")
 
 
 def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
     schema = "customer string, item string, amount double, day date, at timestamp"
     source = BatchSource(spark, tmp_path / "input", schema)
-    from datetime import UTC, date, datetime
 
     def order(customer: str, item: str, amount: float) -> tuple[Any, ...]:
-        return (
-            customer,
-            item,
-            amount,
-            date(2024, 7, int(amount)),
-            datetime(2024, 7, 1, 12, tzinfo=UTC),
-        )
+        noon = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)
+        return customer, item, amount, dt.date(2024, 7, int(amount)), noon
 
     source.add(
         [order("a", "pen", 1), order("b", "ink", 2), order("a", "cap", 3), order("due", "x", 4)]
@@ -102,17 +105,12 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
     def sink(frame: DataFrame, batch_id: int) -> None:
         delivered.extend(frame.collect())
 
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     old = str(tmp_path / "old-checkpoint")
-    try:
+    with configured(spark, ON_ROCKSDB | WITHOUT_NO_DATA):
         stream = source.frame().groupBy("customer")
         frame = row_operator(stream)(Totals(), OUTPUT, "Update", "ProcessingTime")
         writer = frame.writeStream.outputMode("update").option("checkpointLocation", old)
         wait(writer.foreachBatch(sink).trigger(availableNow=True).start())
-    finally:
-        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
-        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
     before = {row.customer: row for row in delivered}
     assert before.keys() == {"a", "b", "due"}
     delivered.clear()
@@ -150,19 +148,18 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
     assert (b.n, b.total, b.items) == (2, 4.0, "[[('ink', 1), ('cup', 2)], ['ink', 'cup']]")
     delivered.clear()
 
-    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     try:
-        source.add([order("b", "pin", 1), order("c", "bag", 2)])
-        exec(example(2), names)
-        wait(names["query"])
-        assert names["offsets"] == ('{"logOffset":2}',)
-        b, c = sorted(delivered)
-        assert (b.n, b.total) == (3, 5.0)
-        assert b.items == "[[('ink', 1), ('cup', 2), ('pin', 3)], ['ink', 'cup', 'pin']]"
-        assert (c.n, c.total) == (2, 7.0)
+        with configured(spark, WITHOUT_NO_DATA):
+            source.add([order("b", "pin", 1), order("c", "bag", 2)])
+            exec(example(2), names)
+            wait(names["query"])
+            assert names["offsets"] == ('{"logOffset":2}',)
+            b, c = sorted(delivered)
+            assert (b.n, b.total) == (3, 5.0)
+            assert b.items == "[[('ink', 1), ('cup', 2), ('pin', 3)], ['ink', 'cup', 'pin']]"
+            assert (c.n, c.total) == (2, 7.0)
     finally:
-        spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
-        spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+        spark.conf.unset(PROVIDER)  # the example sets it
 
 
 class Purchases(StatefulProcessor):
@@ -182,9 +179,10 @@ class Purchases(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         old = self.value.get() or (0, 0)
         named = dict(zip(self.names, old, strict=True))
-        stored = [tuple(each) for each in self.list.get()]
-        stored += [pair for entry in self.map.iterator() for pair in map(tuple, entry)]
-        stored += [tuple(each) for (inner,) in filter(None, [self.struct.get()]) for each in inner]
+        stored = [tuple(element) for element in self.list.get()]
+        stored += [tuple(part) for entry in self.map.iterator() for part in entry]
+        (inner,) = self.struct.get() or ([],)
+        stored += [tuple(element) for element in inner]
         assert [tuple(old)] * len(stored) == stored
         for row in rows:
             named = {"orders": named["orders"] + 1, "spent": named["spent"] + row.spent}
@@ -212,12 +210,10 @@ def test_fields_in_another_order_keep_their_values(spark: SparkSession, tmp_path
         source.add([("ann", 5)] if "count" in names else [("ann", 5), ("flo", 5)])
         state = spark_state(spark, str(tmp_path / "spark")).groupBy("customer")
         settings = {"initialState": state, "checkpoint": "empty"}
-        if "count" in names:
-            with pytest.raises(
-                Exception, match=r"fields \(orders, spent\) in .*declares \(spent, count"
-            ):
-                job.run(processor=with_initial_state(Purchases(*names)), **settings)
-        else:
+        refusal = pytest.raises(
+            Exception, match=r"fields \(orders, spent\) in .*declares \(spent, count"
+        )
+        with refusal if "count" in names else nullcontext():
             job.run(processor=with_initial_state(Purchases(*names)), **settings)
     rows = [tuple(row) for batch in job.take() for row in batch]
     assert ("ann", 3, 40) in rows
@@ -225,9 +221,8 @@ def test_fields_in_another_order_keep_their_values(spark: SparkSession, tmp_path
 
 
 def test_what_is_no_state_of_spark_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    for (
-        text
-    ) in TEXTS:  # here because there is a session: no JVM is needed to read these, see ddl.py
+    # Here because there is a session: no JVM is needed to read these, see ddl.py.
+    for text in TEXTS:
         assert parse_ddl(text) == spark._parse_ddl(text), text
     with pytest.raises(Exception, match="is not a transformWithState; found: none"):
         spark_state(spark, str(tmp_path))

@@ -1,15 +1,14 @@
 """A micro-batch is aggregated with one shuffle, which puts each key into the partition of its task."""
 
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark import processors
-from tests.spark.processors import TOTALS, Totals
-from tests.spark.streams import workers_get_by_value
-from tests.spark.versions import table_of
+from pyspark.sql import functions as sf
+from tests.support.spark.processors import TOTALS, Totals
+from tests.support.spark.streams import until, wait
+from tests.support.spark.versions import table_of
 
 from statelog.extensions.columns.aggregation import pre_aggregation as pre_aggregation_module
 from statelog.extensions.columns.aggregation.pre_aggregation import PreAggregation, PreAggregator
@@ -18,19 +17,17 @@ from statelog.spark import aggregate, transform_with_state
 from statelog.spark import functions as F
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN
 
-workers_get_by_value(processors.__name__)
-
 GROUPS = KeyGroupRange(128, 255)
 COUNT = PreAggregation(
-    ("key", "name"), (("count(1)", "n"), ("sum(value)", "total"), ("collect_list(value)", "each"))
+    ("key", "name"), (("count(1)", "n"), ("sum(value)", "total"), ("collect_list(value)", "values"))
 )
 
 
 @pytest.fixture
 def session(spark: SparkSession) -> SparkSession:
-    made = spark.newSession()
-    made.conf.set("spark.sql.adaptive.enabled", "false")
-    return made
+    session = spark.newSession()
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    return session
 
 
 def rows(session: SparkSession) -> DataFrame:
@@ -46,11 +43,11 @@ def by_partition(frame: DataFrame) -> list[dict[str, object]]:
         context = TaskContext.get()
         assert context is not None
         for batch in batches:  # type: ignore[attr-defined]
-            at = pa.array([context.partitionId()] * batch.num_rows)
-            yield batch.append_column("at", at)
+            places = pa.array([context.partitionId()] * batch.num_rows)
+            yield batch.append_column("place", places)
 
-    names = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in frame.schema)
-    numbered = frame.mapInArrow(number, f"{names}, at long")  # type: ignore[arg-type]
+    names = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in frame.schema)
+    numbered = frame.mapInArrow(number, f"{names}, place long")  # type: ignore[arg-type]
     return table_of(numbered).to_pylist()
 
 
@@ -58,37 +55,28 @@ def shuffles(frame: DataFrame) -> int:
     return str(frame._jdf.queryExecution().executedPlan().toString()).count("Exchange ")
 
 
-def check(frame: DataFrame, of: DataFrame, tasks: int) -> None:
-    found = by_partition(frame)
-    want = {
-        (row.key, row.name): row
-        for row in of.groupBy("key", "name")
-        .agg(*COUNT_COLUMNS())
-        .selectExpr("*", "cast(pmod(xxhash64(key, name), 128) as int) + 128 AS g")
-        .collect()
-    }
-    assert len(found) == len(want)  # each key once
-    for one in found:
-        row = want[one["key"], one["name"]]
-        assert (one["n"], one["total"]) == (row.n, row.total)
-        assert sorted(one["each"]) == sorted(row.each)  # type: ignore[call-overload]
-        assert one[INPUT_KEY_GROUP_COLUMN] == row.g
-        assert one["at"] == (row.g - 128) * tasks // 128
-    assert {one["at"] for one in found} == set(range(tasks))
-
-
-def COUNT_COLUMNS() -> "list[object]":
-    from pyspark.sql.functions import expr
-
-    return [expr(sql).alias(name) for sql, name in COUNT.partials]
+def check(frame: DataFrame, rows_before: DataFrame, tasks: int) -> None:
+    """Check that each key is aggregated once, in the partition of its task."""
+    columns = [sf.expr(sql).alias(name) for sql, name in COUNT.partials]
+    grouped = rows_before.groupBy("key", "name").agg(*columns)
+    with_group = grouped.selectExpr("*", "cast(pmod(xxhash64(key, name), 128) as int) + 128 AS g")
+    expected = {(row.key, row.name): row for row in with_group.collect()}
+    aggregated = by_partition(frame)
+    assert len(aggregated) == len(expected)
+    for row in aggregated:
+        of_spark = expected[row["key"], row["name"]]
+        assert (row["n"], row["total"]) == (of_spark.n, of_spark.total)
+        assert sorted(row["values"]) == sorted(of_spark["values"])
+        assert row[INPUT_KEY_GROUP_COLUMN] == of_spark.g
+        assert row["place"] == (of_spark.g - 128) * tasks // 128
+    assert {row["place"] for row in aggregated} == set(range(tasks))
 
 
 @pytest.mark.parametrize(("tasks", "is_small"), [(1, True), (1, False), (2, False), (5, True)])
 def test_each_key_is_in_its_partition(session: SparkSession, tasks: int, is_small: bool) -> None:
     frame = shuffled(rows(session), tasks, is_small=is_small)
-    assert (
-        shuffles(frame) == 0
-    )  # that of the aggregation is inside the rows it reads, or there is none
+    # That of the aggregation is inside the rows it reads, or there is none.
+    assert shuffles(frame) == 0
     check(frame, rows(session), tasks)
 
 
@@ -98,9 +86,7 @@ def one_shuffle(frame: DataFrame, tasks: int) -> DataFrame | None:
 
 def shuffled(frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFrame:
     aggregator = PreAggregator(COUNT, GROUPS)
-    aggregator.partitioned(
-        frame, tasks, is_small=is_small
-    )  # the columns made for it are used again
+    aggregator.partitioned(frame, tasks, is_small=is_small)  # its columns are used again
     return aggregator.partitioned(frame, tasks, is_small=is_small)
 
 
@@ -114,23 +100,23 @@ def test_an_adaptive_session_has_one_shuffle_too(session: SparkSession) -> None:
 def test_a_micro_batch_of_a_query_has_one_shuffle(spark: SparkSession, tmp_path: Path) -> None:
     session = spark.newSession()  # with the settings that users have
     rows(session).write.parquet(str(tmp_path / "in"))
-    found = []
+    has_one_shuffle = []
 
     def batch(frame: DataFrame, batch_id: int) -> None:
-        found.append(one_shuffle(frame, 2) is not None)
+        has_one_shuffle.append(one_shuffle(frame, 2) is not None)
         check(shuffled(frame, 2), rows(session), 2)
 
     stream = session.readStream.schema(rows(session).schema).parquet(str(tmp_path / "in"))
     query = stream.writeStream.foreachBatch(batch).trigger(availableNow=True).start()
-    assert query.awaitTermination(300)
-    assert [True] == found
+    wait(query)
+    assert [True] == has_one_shuffle
 
 
 def test_spark_plans_the_aggregation_once_for_all_micro_batches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = spark.newSession()
-    parts = [rows(session).where(f"value % 3 = {at}") for at in range(3)]
+    parts = [rows(session).where(f"value % 3 = {rest}") for rest in range(3)]
     for part in parts:
         part.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
     planned: list[object] = []
@@ -148,7 +134,7 @@ def test_spark_plans_the_aggregation_once_for_all_micro_batches(
     stream = session.readStream.schema(parts[0].schema).option("maxFilesPerTrigger", 1)
     writer = stream.parquet(str(tmp_path / "in")).writeStream.foreachBatch(batch)
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(300)
+    wait(query)
     assert len(query.recentProgress) == 3
     assert len(planned) == 1
 
@@ -163,22 +149,20 @@ def test_other_columns_are_planned_anew(session: SparkSession) -> None:
 
 def as_one_rdd(frame: DataFrame) -> DataFrame:
     """Return the frame as `foreachBatch` gives it."""
-    from pyspark.sql import DataFrame
-
     session = frame.sparkSession
-    made = session._jsparkSession.internalCreateDataFrame(  # type: ignore[attr-defined]
+    one_rdd = session._jsparkSession.internalCreateDataFrame(  # type: ignore[attr-defined]
         frame._jdf.queryExecution().toRdd(), frame._jdf.schema(), False
     )
-    return DataFrame(made, session)
+    return DataFrame(one_rdd, session)
 
 
 def test_a_shuffle_of_the_user_stays_where_it_is(session: SparkSession) -> None:
-    own = rows(session).repartition(4, "key")
+    partitioned = rows(session).repartition(4, "key")
     # Partitioned by a part of the key, so that the aggregation needs no shuffle of its own.
-    grouped = COUNT.grouped(own, GROUPS)
+    grouped = COUNT.grouped(partitioned, GROUPS)
     assert shuffles(grouped) == 1
-    assert one_shuffle(own, 2) is None
-    check(shuffled(own, 2), rows(session), 2)
+    assert one_shuffle(partitioned, 2) is None
+    check(shuffled(partitioned, 2), rows(session), 2)
 
 
 def test_a_join_below_the_aggregation(session: SparkSession) -> None:
@@ -199,11 +183,8 @@ def test_the_shuffle_begins_before_the_sink_is_called(
         context = spark.sparkContext
         # Jobs of the query's own group, which end with the query.
         group = context.getLocalProperty("spark.jobGroup.id")
-        until = time.monotonic() + 30  # the tracker hears of a job some time after it begins
-        while not (jobs := context.statusTracker().getJobIdsForGroup(group)):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        begun.append(jobs)
+        # The tracker hears of a job some time after it begins.
+        begun.append(until(lambda: context.statusTracker().getJobIdsForGroup(group), "a job"))
         assert frame.count() == 37
 
     grouped = events.selectExpr("key", "value AS amount").groupBy("key")

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from tests.spark.streams import BatchSource, workers_get_by_value
+from tests.support.spark.streams import BatchSource, wait
 
 from statelog.errors import UsageError
 from statelog.format.arrow_data import to_stream
@@ -14,7 +14,6 @@ from statelog.spark import StatefulProcessor, exactly_once, transform_with_state
 from statelog.spark.driver.delivery import committed_rows
 
 pytestmark = pytest.mark.timeout(600)
-workers_get_by_value(__name__)
 
 BEFORE = "k long, n long"
 
@@ -34,7 +33,7 @@ class BothOutputs(StatefulProcessor):
         yield Row(k=key[0], n=n)
 
 
-class Job:
+class FailedJob:
     """A query whose sink failed after the commit of its batch; each start may have other columns."""
 
     def __init__(self, spark: SparkSession, folder: Path, keys: int) -> None:
@@ -69,21 +68,13 @@ class Job:
         writer: Any = frame.writeStream.option(
             "checkpointLocation", str(self.folder / "checkpoint")
         )
-        query = (
-            writer.foreachBatch(sink)
-            .sideOutput("side", side_sink)
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            query.awaitTermination(240)
-        finally:
-            query.stop()
+        writer = writer.foreachBatch(sink).sideOutput("side", side_sink)
+        wait(writer.trigger(availableNow=True).start())
 
 
 @pytest.mark.parametrize("keys", [1, 12_000], ids=["few rows", "many rows"])
 def test_rows_are_delivered_by_name(spark: SparkSession, tmp_path: Path, keys: int) -> None:
-    job = Job(spark, tmp_path, keys)
+    job = FailedJob(spark, tmp_path, keys)
     job.start("n long, k long", "n long, k long")
     assert job.rows == job.output
     assert job.rows == job.side_output
@@ -97,13 +88,13 @@ def test_rows_are_delivered_by_name(spark: SparkSession, tmp_path: Path, keys: i
 def test_an_added_column_is_null_and_a_removed_column_is_left_out(
     spark: SparkSession, tmp_path: Path, columns: str, row: Any
 ) -> None:
-    job = Job(spark, tmp_path, 1)
+    job = FailedJob(spark, tmp_path, 1)
     job.start(columns, columns)
     assert [row] == job.output == job.side_output
 
 
 def test_a_renamed_column_is_refused_until_delivery(spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path, 1)
+    job = FailedJob(spark, tmp_path, 1)
     lists = r"k int64, n int64\).* now has \(.*k int64, m int64\)\. Start the query once"
     with pytest.raises(Exception, match=rf"UsageError: the output of micro-batch 0 .*{lists}"):
         job.start("k long, m long", BEFORE)
@@ -124,15 +115,13 @@ def test_two_columns_of_one_name_are_not_written(spark: SparkSession, tmp_path: 
     )
     sink = exactly_once(_NoTarget())
     writer = frame.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
-    query = (
-        writer.foreachBatch(lambda frame, batch_id: sink(frame.selectExpr("k", "n AS K"), batch_id))
-        .trigger(availableNow=True)
-        .start()
+    writer = writer.foreachBatch(
+        lambda frame, batch_id: sink(frame.selectExpr("k", "n AS K"), batch_id)
     )
     with pytest.raises(
         Exception, match="the frame contains several columns with the same name: k, K"
     ):
-        query.awaitTermination(240)
+        wait(writer.trigger(availableNow=True).start())
 
 
 class _NoTarget:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from tests.spark.pandas_processors import (
+from tests.support.spark.pandas_processors import (
     BATCHES,
     INITIAL,
     INITIAL_ROWS,
@@ -18,20 +18,20 @@ from tests.spark.pandas_processors import (
     Describing,
     Opening,
 )
-from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
-from tests.spark.versions import needs
+from tests.support.spark.streams import BatchSource, Job, configured, run_on_spark
+from tests.support.spark.versions import needs
 
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark import StatefulProcessor, transform_with_state, transform_with_state_in_pandas
 
-workers_get_by_value(__name__)
-
 
 @needs((4, 2), "frames that are cut by their limit alone")
 def test_frames_and_initial_state_beside_spark(spark: SparkSession, tmp_path: Path) -> None:
-    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2")
-    try:
+    settings = {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
+    }
+    with configured(spark, settings):
         source = BatchSource(spark, tmp_path / "input", INPUT)
         initial = spark.createDataFrame(INITIAL_ROWS, INITIAL).groupBy("who")
         options = {"transform": transform_with_state_in_pandas, "initialState": initial}
@@ -41,13 +41,9 @@ def test_frames_and_initial_state_beside_spark(spark: SparkSession, tmp_path: Pa
         source.add(BATCHES[1])
         job.run(tasks=3, delivery="direct")
         theirs = run_on_spark(job, initial=initial)
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     ours = job.take()
-    assert len(ours) == len(theirs) == 2
-    for mine, wanted in zip(ours, theirs, strict=True):
-        assert sorted(mine) == sorted(wanted)
+    assert len(theirs) == 2
+    assert [sorted(rows) for rows in ours] == [sorted(rows) for rows in theirs]
     assert job.progress[0].keys == 5  # z has initial state only
     assert {row.key: row.n for row in ours[1]} == {"a": 45, "b": 2, "d": 41}
 
@@ -85,8 +81,8 @@ def test_initial_state_of_rows_is_seen_once_over_crash_and_replay(
     ]
     source.add([(3, 1), (1, 1)])
     job.run(tasks=1)
-    ((one, three),) = map(sorted, job.take())
-    assert (one.balance, three.balance) == (101, 8)
+    ((key_1, key_3),) = map(sorted, job.take())
+    assert (key_1.balance, key_3.balance) == (101, 8)
 
     theirs = run_on_spark(job, "ProcessingTime", openings.groupBy("id"))
     assert sorted(theirs[0], key=repr) == sorted(first, key=repr)

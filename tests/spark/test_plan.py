@@ -1,6 +1,6 @@
 """What follows a stateful operator in the plan does the same as on a plain frame."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +9,11 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as fn
-from tests.spark import processors
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, wait, workers_get_by_value
+from tests.support.spark.processors import INPUT, TOTALS, Totals, totals_of
+from tests.support.spark.streams import BatchSource, run_to_end, wait
 
 from statelog.errors import UsageError
 from statelog.spark import StatefulStream, transform_with_state
-
-workers_get_by_value(processors.__name__)
-workers_get_by_value(__name__)
 
 BATCHES = [[(1, 5), (2, 7), (3, -20)], [(1, 1), (4, 100), (9, 0)]]
 
@@ -31,8 +27,8 @@ def plan(totals: DataFrame, names: DataFrame) -> DataFrame:
     """A plan of all sorts, written with columns held from several of its steps."""
     named = totals.alias("t").join(names, totals.key == names.key, "left").drop(names.key)
     wide = named.withColumn("half", totals.total / 2).withColumns({"one": fn.lit(1)})
-    kept = wide.filter(wide.half > -9).where("one = 1")[["key", "name", "total", "half", "rows"]]
-    filled = kept.na.fill({"name": "nobody"}).withColumnRenamed("half", "a.b").drop("nothing")
+    chosen = wide.filter(wide.half > -9).where("one = 1")[["key", "name", "total", "half", "rows"]]
+    filled = chosen.na.fill({"name": "nobody"}).withColumnRenamed("half", "a.b").drop("nothing")
     typed = filled.select(
         "key", filled.name, filled["`a.b`"].cast("decimal(9,1)").alias("d"), "rows"
     )
@@ -53,7 +49,7 @@ def names_of(spark: SparkSession) -> DataFrame:
     return rows.groupBy("key").agg(fn.max("name").alias("name"))
 
 
-def totals_of(source: BatchSource, **settings: Any) -> DataFrame:
+def stream_of(source: BatchSource, **settings: Any) -> DataFrame:
     grouped = source.frame().groupBy("key")
     return transform_with_state(grouped, Totals(), TOTALS, tasks=2, **settings)
 
@@ -63,23 +59,18 @@ def source(spark: SparkSession, tmp_path: Path) -> BatchSource:
     return BatchSource(spark, tmp_path / "in", INPUT)
 
 
-def deliver(frame: DataFrame, folder: Path, sink: Callable[[DataFrame, int], Any]) -> None:
-    writer = frame.writeStream.option("checkpointLocation", str(folder / "query"))
-    wait(writer.foreachBatch(sink).trigger(availableNow=True).start())
-
-
 def test_a_recorded_plan_gives_what_it_gives_on_a_plain_frame(
     spark: SparkSession, tmp_path: Path, source: BatchSource
 ) -> None:
     names = names_of(spark)
-    model, due, delivered = TotalsModel(), [], []
+    delivered: list[Row] = []
     for rows, delivery in zip(BATCHES, ("staged", "direct"), strict=True):
         source.add(rows)
-        totals = totals_of(source, delivery=delivery)
-        due += model.apply(rows)
+        totals = stream_of(source, delivery=delivery)
         planned = plan(totals, names)
         assert isinstance(planned, StatefulStream) and isinstance(planned, DataFrame)
-        deliver(planned, tmp_path, lambda frame, _: delivered.extend(frame.collect()))
+        delivered += [row for batch in run_to_end(planned, tmp_path / "query") for row in batch]
+    due = [row for rows in totals_of(BATCHES) for row in rows]
     plain = plan(spark.createDataFrame(due, TOTALS), names)
     assert (plain.schema, plain.columns, plain.dtypes) == (
         planned.schema,
@@ -89,23 +80,18 @@ def test_a_recorded_plan_gives_what_it_gives_on_a_plain_frame(
     assert sorted(plain.collect()) == sorted(delivered)
     assert 20 == len(delivered)
     # The plan may change at a restart; the state stays.
-    del delivered[:]
     source.add([(1, 2), (2, -7)])
-    totals = totals_of(source)
-    deliver(
-        totals.filter(totals.total > 5).select("key", totals["total"]),
-        tmp_path,
-        lambda frame, _: delivered.extend(frame.collect()),
-    )
-    assert [Row(key=1, total=8)] == delivered
+    totals = stream_of(source)
+    changed = totals.filter(totals.total > 5).select("key", totals["total"])
+    assert [[Row(key=1, total=8)]] == run_to_end(changed, tmp_path / "query")
 
 
 def test_calls_that_spark_refuses_are_refused_at_once(
     spark: SparkSession, source: BatchSource, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    totals = totals_of(source)
+    totals = stream_of(source)
     other, names = spark.readStream.format("rate").load(), names_of(spark)
-    for wrong, error, said in (
+    for wrong, error, message in (
         (lambda: totals.select("totl"), AnalysisException, "totl"),
         (lambda: totals.totl, AttributeError, "totl"),
         (lambda: totals["totl"], AnalysisException, "totl"),
@@ -127,20 +113,20 @@ def test_calls_that_spark_refuses_are_refused_at_once(
         ),
         (lambda: totals.transform(lambda frame: 3), UsageError, "returns a frame, not int"),
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             wrong()
     assert totals.isStreaming and totals.key is not None and "total" in dir(totals)
     assert "StatefulStream[key: bigint, total: bigint, rows: bigint]" == repr(totals)
-    shown = totals._repr_html_()
-    assert "stateful operator transform_with_state" in shown and "key bigint" not in shown
-    assert "key int64" in shown and "in the checkpointLocation of the query" in shown
+    page = totals._repr_html_()
+    assert "stateful operator transform_with_state" in page and "key bigint" not in page
+    assert "key int64" in page and "in the checkpointLocation of the query" in page
     totals.printSchema()
     assert "|-- total: long" in capsys.readouterr().out
 
 
 def test_a_direct_sink_that_merges_tasks_is_refused(tmp_path: Path, source: BatchSource) -> None:
     source.add([(key, 1) for key in range(20)])
-    totals = totals_of(source, delivery="direct")
+    totals = stream_of(source, delivery="direct")
     delivered: list[tuple[Any, ...]] = []
 
     def sink(frame: DataFrame, batch_id: int) -> None:
@@ -149,5 +135,6 @@ def test_a_direct_sink_that_merges_tasks_is_refused(tmp_path: Path, source: Batc
                 merged.collect()
         delivered.extend(map(tuple, frame.repartition(1).collect()))
 
-    deliver(totals, tmp_path, sink)
+    writer = totals.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    wait(writer.foreachBatch(sink).trigger(availableNow=True).start())
     assert [(key, 1, 1) for key in range(20)] == sorted(delivered)

@@ -3,7 +3,6 @@
 import datetime as dt
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,12 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
-from tests.spark.streams import workers_get_by_value
-from tests.spark.versions import ARROW, table_of
+from tests.support.spark.streams import until
+from tests.support.spark.versions import ARROW, table_of
 
 from statelog.spark.jvm.frames import frame_of_few_rows
 from statelog.spark.jvm.python_job import OwnWorkers, PythonJobs
-
-workers_get_by_value(__name__)
+from statelog.spark.rows.types import arrow_schema
 
 
 def add(number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -48,16 +46,15 @@ def calls_of(action: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     return len([command for command in sent if not command.startswith("m\nd\n")])  # no deletions
 
 
-@pytest.mark.spark
 def test_each_job_has_its_own_input(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = PythonJobs("n long, names string")
     for number in (1, 10, 100):
         rows = (
             spark.range(number, number + 2).withColumn("a.b", fn.lit(1)).withColumn("`", fn.lit(2))
         )
-        found = table_of(jobs.frame(rows.coalesce(1), partial(add, number), "three", tasks=1))
-        assert found.column("n").to_pylist() == [2 * number, 2 * number + 1]
-        assert set(found.column("names").to_pylist()) == {"id,a.b,`"}
+        output = table_of(jobs.frame(rows.coalesce(1), partial(add, number), "three", tasks=1))
+        assert output.column("n").to_pylist() == [2 * number, 2 * number + 1]
+        assert set(output.column("names").to_pylist()) == {"id,a.b,`"}
     other = table_of(jobs.frame(spark.range(2), partial(add, 5), "one", tasks=2))
     assert set(other.column("names").to_pylist()) == {"id"}
     rows = spark.range(3)
@@ -67,7 +64,6 @@ def test_each_job_has_its_own_input(spark: SparkSession, monkeypatch: pytest.Mon
     assert plain > 16
 
 
-@pytest.mark.spark
 def test_broadcasts_of_the_function_reach_the_workers(spark: SparkSession) -> None:
     jobs = PythonJobs("n long, names string")
     assert jobs.frame(spark.range(1), partial(add, 1), "id", tasks=2).count() == 1
@@ -85,7 +81,6 @@ def test_broadcasts_of_the_function_reach_the_workers(spark: SparkSession) -> No
         assert first.frame(spark.range(1), with_broadcast, "id", tasks=2).first()["n"] == 7
 
 
-@pytest.mark.spark
 def test_a_long_function_and_a_changed_environment_are_sent_anew(spark: SparkSession) -> None:
     jobs = PythonJobs("n long, names string")
     jobs.frame(spark.range(1), partial(add, 1), "id", tasks=2)
@@ -121,14 +116,13 @@ def where(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([batch.column(0), names], ["n", "names"])
 
 
-@pytest.mark.spark
 def test_each_task_gets_the_same_worker_each_time(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Idle workers of earlier jobs of the session have another environment.
     monkeypatch.setitem(spark.sparkContext.environment, "STATELOG_TEST", "same worker")
     jobs = PythonJobs("n long, names string")
-    found: dict[str, set[str]] = {}
+    workers: dict[str, set[str]] = {}
     for number in range(12):
         tasks = 1 + number % 2
         rows = spark.range(0, 10, 1, tasks)
@@ -138,12 +132,11 @@ def test_each_task_gets_the_same_worker_each_time(
         assert sorted(table.column("n").to_pylist()) == list(range(10))
         for name in table.column("names").to_pylist():
             task, worker = name.split()
-            found.setdefault(task, set()).add(worker)
-    assert {task: len(workers) for task, workers in found.items()} == {"0": 1, "1": 1}
-    assert not found["0"] & found["1"]
+            workers.setdefault(task, set()).add(worker)
+    assert {task: len(pids) for task, pids in workers.items()} == {"0": 1, "1": 1}
+    assert not workers["0"] & workers["1"]
 
 
-@pytest.mark.spark
 def test_the_frame_keeps_its_size_and_takes_further_steps(spark: SparkSession) -> None:
     def size(frame: Any) -> int:
         return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
@@ -161,18 +154,17 @@ def test_the_frame_keeps_its_size_and_takes_further_steps(spark: SparkSession) -
     frame.unpersist()
 
 
-@pytest.mark.spark
 def test_tasks_share_workers_beside_other_queries(spark: SparkSession, tmp_path: Path) -> None:
-    own = OwnWorkers(spark, spark.sparkContext._jvm.java.util.HashMap())
-    assert [len(own.environments(tasks)) for tasks in (1, 2, 3)] == [1, 2, 0]
-    found: list[list[int]] = []
+    without_query = OwnWorkers(spark, spark.sparkContext._jvm.java.util.HashMap())
+    assert [len(without_query.environments(tasks)) for tasks in (1, 2, 3)] == [1, 2, 0]
+    workers: list[list[int]] = []
     names: dict[str, set[str]] = {}
 
     def look(frame: DataFrame, batch: int) -> None:
         session = frame.sparkSession
-        there = OwnWorkers(session, spark.sparkContext._jvm.java.util.HashMap())
-        of_one_task = there.environments(1)
-        found.append([len(of_one_task), len(there.environments(2))])
+        of_query = OwnWorkers(session, spark.sparkContext._jvm.java.util.HashMap())
+        of_one_task = of_query.environments(1)
+        workers.append([len(of_one_task), len(of_query.environments(2))])
         query = session.sparkContext.getLocalProperty("sql.streaming.queryId")
         names.setdefault(query, set()).add(of_one_task[0].get("STATELOG_TASK"))
 
@@ -182,31 +174,28 @@ def test_tasks_share_workers_beside_other_queries(spark: SparkSession, tmp_path:
         location = str(tmp_path / f"query-{number}")
         writer = rate.writeStream.foreachBatch(look).option("checkpointLocation", location)
         queries.append(writer.start())
-        until = time.monotonic() + 60
-        while len(found) < 10 * (number + 1) and time.monotonic() < until:
-            time.sleep(0.1)
+        looks = 10 * (number + 1)
+        until(lambda looks=looks: len(workers) >= looks, "ten micro-batches")
     for query in queries:
         query.stop()
-    assert [1, 2] in found  # one query on two cores
-    assert [1, 0] in found
-    assert len(own.environments(2)) == 2
+    assert [1, 2] in workers  # one query on two cores
+    assert [1, 0] in workers
+    assert len(without_query.environments(2)) == 2
     # Each query has its own, and neither has those of a job without a query.
     assert sorted(map(list, names.values())) == [["0.0"], ["1.0"]]
-    assert own.environments(1)[0].get("STATELOG_TASK") == "batch.0"
+    assert without_query.environments(1)[0].get("STATELOG_TASK") == "batch.0"
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(("partitions", "tasks"), [(2, 2), (7, 7), (3, 2)])
 def test_each_partition_is_a_task(spark: SparkSession, partitions: int, tasks: int) -> None:
     """Also where there are more tasks than workers, or other partitions than tasks."""
     jobs = PythonJobs("n long, names string")
     table = table_of(jobs.frame(spark.range(0, 100, 1, partitions), where, "id", tasks=tasks))
     assert sorted(table.column("n").to_pylist()) == list(range(100))
-    found = {name.split()[0] for name in table.column("names").to_pylist()}
-    assert found == set(map(str, range(partitions)))
+    places = {name.split()[0] for name in table.column("names").to_pylist()}
+    assert places == set(map(str, range(partitions)))
 
 
-@pytest.mark.spark
 def test_errors_are_those_of_mapinarrow(spark: SparkSession) -> None:
     def fails(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         raise ValueError("not today")
@@ -220,7 +209,6 @@ def test_errors_are_those_of_mapinarrow(spark: SparkSession) -> None:
         PythonJobs("no schema at all").frame(spark.range(1), partial(add, 1), "id", tasks=2)
 
 
-@pytest.mark.spark
 @ARROW
 @pytest.mark.parametrize("rows", [0, 1, 5_000])
 def test_few_rows_are_the_frame_that_createdataframe_makes(
@@ -245,29 +233,24 @@ def test_few_rows_are_the_frame_that_createdataframe_makes(
         }
         for number in range(rows)
     ]
-    from statelog.spark.rows.types import arrow_schema
-
     table = pa.Table.from_pylist(values, arrow_schema(schema))
     expected = spark.createDataFrame(table, schema=schema)
-    found = frame_of_few_rows(spark, table, schema)
-    assert found.schema == expected.schema
-    assert found.collect() == expected.collect()
-    made = [
-        calls_of(lambda: frame_of_few_rows(spark, table, schema), monkeypatch),
-        calls_of(lambda: spark.createDataFrame(table, schema=schema), monkeypatch),
-    ]
-    assert made[0] <= made[1] / 2
+    frame = frame_of_few_rows(spark, table, schema)
+    assert frame.schema == expected.schema
+    assert frame.collect() == expected.collect()
+    calls = calls_of(lambda: frame_of_few_rows(spark, table, schema), monkeypatch)
+    calls_of_spark = calls_of(lambda: spark.createDataFrame(table, schema=schema), monkeypatch)
+    assert calls <= calls_of_spark / 2
 
 
 def test_a_shuffle_begins_before_the_job_that_reads_it(tmp_path: Path) -> None:
     """Else Spark's scheduler fails where its pool for shuffles is slow, and ends the session."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.late_pool_job", str(tmp_path)],
+    program = subprocess.run(
+        [sys.executable, "-m", "tests.support.spark.late_pool_job", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert (done.stdout.strip(), done.returncode) == ("the totals are right", 0), done.stderr[
-        -3000:
-    ]
+    expected = ("the totals are right", 0)
+    assert expected == (program.stdout.strip(), program.returncode), program.stderr[-3000:]

@@ -13,16 +13,13 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
-from tests.spark import processors
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from tests.house.sources import ROOT
+from tests.support.spark.processors import INPUT, TOTALS, Totals
+from tests.support.spark.streams import BatchSource, Job, run_to_end
 
+from statelog.errors import UsageError
 from statelog.spark import Record, replay, transform_with_state
 
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
-
-ROOT = Path(__file__).parents[2]
 FRAUD = ROOT / "examples" / "fraud.py"
 RULE = "row.amount > LARGE and at <= armed[0]"
 RECORD = "spark.statelog.record.keys"
@@ -96,10 +93,10 @@ def test_a_planted_bug_fails_a_test_of_three_lines(fraud: Path) -> None:
     assert "no difference" in same.stdout
 
     planted(fraud, "row.amount > LARGE and at >= armed[0]")  # the sides are swapped
-    found = command(*words, folder=fraud)
-    assert (1, "") == (found.returncode, found.stderr)
-    assert "output differs" in found.stdout
-    assert "amount=900.0" in found.stdout
+    different = command(*words, folder=fraud)
+    assert (1, "") == (different.returncode, different.stderr)
+    assert "output differs" in different.stdout
+    assert "amount=900.0" in different.stdout
 
     (fraud / "test_fraud.py").write_text(TEST.format(location=location), encoding="utf-8")
     pytest_run = ("pytest", "-q", "-p", "no:cacheprovider", "test_fraud.py")
@@ -122,9 +119,9 @@ def test_a_key_that_raised_is_replayed_by_the_command_in_the_error(fraud: Path) 
     words = shlex.split(line.partition("Replay it: ")[2])
     assert ["statelog", "replay", "--processor", f"{program}:FraudRule"] == words[:4]
 
-    found = command(*words, folder=fraud)
-    assert 1 == found.returncode, found.stderr
-    assert "fails as recorded" in found.stdout
+    failing = command(*words, folder=fraud)
+    assert 1 == failing.returncode, failing.stderr
+    assert "fails as recorded" in failing.stdout
     planted(fraud, RULE)
     corrected = command(*words, folder=fraud)
     assert "fails as recorded" not in corrected.stdout
@@ -132,7 +129,8 @@ def test_a_key_that_raised_is_replayed_by_the_command_in_the_error(fraud: Path) 
 
 
 def differences(location: Path, key: object, **arguments: Any) -> list[Any]:
-    return [one.differences for one in replay(str(location), key, **arguments) if one.differences]
+    steps = replay(str(location), key, **arguments)
+    return [step.differences for step in steps if step.differences]
 
 
 class Marks(Totals):
@@ -148,26 +146,20 @@ class Marks(Totals):
 
 def test_each_operator_of_a_query_is_recorded(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add([(1, 1), (2, 2)])
-    source.add([(1, 5)])
+    source.add_all([[(1, 1), (2, 2)], [(1, 5)]])
     state = tmp_path / "state"
     first = transform_with_state(
         source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), record=Record(keys=[(1,)]),
         operator="totals",
     )  # fmt: skip
     second = transform_with_state(first.groupBy("rows"), Marks(), TOTALS, operator="marks")
-    query = second.writeStream.option("checkpointLocation", str(tmp_path / "query"))
-    wait(query.foreachBatch(lambda *_: None).trigger(availableNow=True).start())
+    run_to_end(second, tmp_path / "query")
     assert 2 == len(replay(str(state), 1, operator="totals", processor=Totals()))
     assert [] == differences(state, 1, operator="totals", processor=Totals())
     assert [] == differences(state, 1, operator="marks", processor=Marks())
 
 
-def test_a_key_of_no_operator_is_refused_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
-    from statelog.errors import UsageError
-
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add([(1, 1)])
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS, {"record": Record(keys=["x"])})
+def test_a_key_of_no_operator_is_refused_at_the_start(job: Job) -> None:
+    job.source.add([(1, 1)])
     with pytest.raises(UsageError, match="record: key column 'key' takes int64"):
-        job.run()
+        job.run(record=Record(keys=["x"]))

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark import processors
-from tests.spark.checkpoint_files import in_order
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
-from tests.spark.versions import needs
 from tests.support.locations.sequence_entries import committed
+from tests.support.spark.checkpoint_files import remove
+from tests.support.spark.processors import INPUT, totals_job, totals_of
+from tests.support.spark.streams import FREQUENT_SNAPSHOTS, BatchSource, Job
+from tests.support.spark.versions import needs
 
 from statelog.core.task_count import BatchCost
 from statelog.errors import CheckpointError
@@ -22,14 +21,6 @@ from statelog.metrics import Metrics
 from statelog.spark.driver import operator_run
 from statelog.spark.worker.protocol import TaskAck
 
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
-
-SNAPSHOTS = {
-    "snapshot.min-log-size": 1,
-    "snapshot.log-to-snapshot-ratio": 0.01,
-    "snapshot.max-log-handles": 4,
-}
 TASKS = (1, 2, 7, 3)
 KEYS = 60
 HOUR_MS = 3_600_000
@@ -37,14 +28,14 @@ NEVER_MS = 4_000_000_000_000
 
 
 class EveryKind(StatefulProcessor):
-    """Notes each amount in states of every kind, and yields all it holds of the key."""
+    """Notes each amount in states of every kind, and yields all the state of the key."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
         self.sum = handle.getValueState("sum", "total bigint")
         self.all = handle.getListState("all", "amount bigint")
         self.by = handle.getMapState("by", "amount bigint", "times bigint")
-        self.kept = handle.getListState("kept", "amount bigint", HOUR_MS)
+        self.lasting = handle.getListState("lasting", "amount bigint", HOUR_MS)
         self.gone = handle.getValueState("gone", "amount bigint", 1)
         self.seen = handle.getMapState("seen", "amount bigint", "last bigint", HOUR_MS)
 
@@ -57,27 +48,27 @@ class EveryKind(StatefulProcessor):
             self.sum.update(((self.sum.get() or (0,))[0] + amount,))
             self.all.appendValue((amount,))
             self.by.updateValue((amount,), ((self.by.getValue((amount,)) or (0,))[0] + 1,))
-            self.kept.appendValue((amount,))
+            self.lasting.appendValue((amount,))
             self.gone.update((amount,))
             self.seen.updateValue((amount,), (row.at,))
             if amount % 5 == 0:
                 self.by.removeKey((amount,))
                 self.handle.deleteTimer(NEVER_MS + 5)
             self.handle.registerTimer(NEVER_MS + abs(amount))
-        yield Row(key=key[0], held=json.dumps([gone, *self.held()]))
+        yield Row(key=key[0], state=json.dumps([gone, *self.state()]))
 
     def forget(self) -> None:
-        for state in (self.sum, self.all, self.by, self.kept, self.seen):
+        for state in (self.sum, self.all, self.by, self.lasting, self.seen):
             state.clear()
         for time in list(self.handle.listTimers()):
             self.handle.deleteTimer(time)
 
-    def held(self) -> list[Any]:
+    def state(self) -> list[Any]:
         return [
             list(self.sum.get() or ()),
             [amount for (amount,) in self.all.get()],
             sorted((*key, *value) for key, value in self.by.iterator()),
-            [amount for (amount,) in self.kept.get()],
+            [amount for (amount,) in self.lasting.get()],
             sorted((*key, *value) for key, value in self.seen.iterator()),
             list(self.handle.listTimers()),
         ]
@@ -93,20 +84,22 @@ class Model:
         for key, amount, at in rows:
             if amount < 0 or key not in self.keys:
                 self.keys[key] = {"all": [], "by": {}, "seen": {}, "timers": set()}
-            held = self.keys[key]
-            held["all"].append(amount)
-            held["by"][amount] = held["by"].get(amount, 0) + 1
-            held["seen"][amount] = at
+            state = self.keys[key]
+            state["all"].append(amount)
+            state["by"][amount] = state["by"].get(amount, 0) + 1
+            state["seen"][amount] = at
             if amount % 5 == 0:
-                held["by"].pop(amount)
-                held["timers"].discard(NEVER_MS + 5)
-            held["timers"].add(NEVER_MS + abs(amount))
+                state["by"].pop(amount)
+                state["timers"].discard(NEVER_MS + 5)
+            state["timers"].add(NEVER_MS + abs(amount))
         return {key: self.text(self.keys[key]) for key, _, _ in rows}
 
-    def text(self, held: dict[str, Any]) -> str:
-        every = held["all"]
-        by, seen = (sorted(map(list, held[name].items())) for name in ("by", "seen"))
-        return json.dumps([None, [sum(every)], every, by, every, seen, sorted(held["timers"])])
+    def text(self, state: dict[str, Any]) -> str:
+        amounts = state["all"]
+        by, seen = (sorted(map(list, state[name].items())) for name in ("by", "seen"))
+        return json.dumps(
+            [None, [sum(amounts)], amounts, by, amounts, seen, sorted(state["timers"])]
+        )
 
 
 def batch_of(rng: random.Random, at: int) -> list[tuple[int, int, int]]:
@@ -119,19 +112,18 @@ def test_all_state_survives_a_change_of_tasks(spark: SparkSession, tmp_path: Pat
     local = tmp_path / "local"
     options = {
         "timeMode": "ProcessingTime",
-        **SNAPSHOTS,
+        **FREQUENT_SNAPSHOTS,
         "state.backend": "disk",  # every restart finds the state in columns
         "state.local-directory": str(local),
     }
-    job = Job(source, tmp_path, ["key"], EveryKind(), "key bigint, held string", options)
+    job = Job(source, tmp_path, ["key"], EveryKind(), "key bigint, state string", options)
     model = Model()
     for run, tasks in enumerate(TASKS):
-        batches = [batch_of(rng, 3 * run + at) for at in range(3)]
-        for rows in batches:
-            source.add(rows)
+        batches = [batch_of(rng, 3 * run + number) for number in range(3)]
+        source.add_all(batches)
         job.run(tasks=tasks)
         expected = [model.apply(rows) for rows in batches]
-        assert expected == [{row.key: row.held for row in batch} for batch in job.take()]
+        assert expected == [{row.key: row.state for row in batch} for batch in job.take()]
     assert [tasks for tasks in TASKS for _ in range(3)] == [report.tasks for report in job.progress]
     assert sum(progress.snapshots for progress in job.progress) >= 8
     assert any(progress.catch_up["restored"] for progress in job.progress)
@@ -149,52 +141,42 @@ def test_tasks_follow_the_size_of_each_batch_and_state_is_not_read_anew(
 ) -> None:
     # How long rows take depends on the machine: here each takes the same time.
     monkeypatch.setattr(operator_run, "batch_cost", cost_by_rows)
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
+    job = totals_job(spark, tmp_path)
     rng = random.Random(1)
     small = [(key, key) for key in range(50)]
-    large = [(7 if at % 3 else rng.randrange(100), rng.randrange(1 << 40)) for at in range(200_000)]
+    large = [
+        (7 if row % 3 else rng.randrange(100), rng.randrange(1 << 40)) for row in range(200_000)
+    ]
     batches = [small, large, small, small, large, small]
-    for rows in batches:
-        source.add(rows)
+    job.source.add_all(batches)
     job.run(tasks="1-2")
-    model = TotalsModel()
-    assert [model.apply(rows) for rows in batches] == [in_order(rows) for rows in job.take()]
+    assert totals_of(batches) == job.take_in_order()
     assert [1, 2, 1, 1, 2, 1] == [progress.tasks for progress in job.progress]
     assert 0 == sum(progress.catch_up["restored"] for progress in job.progress)
     # A worker reads what it missed since its last batch: never more than there were batches.
     assert all(progress.catch_up["replayed"] <= 2 * 6 for progress in job.progress)
-    (key,) = job.progress[1].largest_keys[:1]
-    assert ("(7,)", True) == (key["key"], 0.6 < key["share"] < 0.7)
+    (largest,) = job.progress[1].largest_keys[:1]
+    assert ("(7,)", True) == (largest["key"], 0.6 < largest["share"] < 0.7)
     assert () == tuple(job.progress[0].largest_keys)
 
 
 def test_a_failed_snapshot_does_no_harm(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
     metrics = Metrics()
     policy = {"snapshot.max-log-handles": 4, "snapshot.slice-size": 1, "snapshot.max-slices": 4}
-    options = {**policy, "metrics": metrics, "tasks": 2}
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS, options)
-    model = TotalsModel()
-    expected = []
-
-    def add(batches: int) -> None:
-        for _ in range(batches):
-            rows = [(key, 1) for key in range(400)]
-            source.add(rows)
-            expected.append(model.apply(rows))
+    job = totals_job(spark, tmp_path, metrics=metrics, tasks=2, **policy)
+    rows = [(key, 1) for key in range(400)]
 
     files = job.state / "taskowned"
     files.parent.mkdir()
     files.touch()  # a folder that is a file: nothing can be put into it
-    add(6)
+    job.source.add_all([rows] * 6)
     job.run()
     failed = sum(progress.snapshots_failed for progress in job.progress)
     assert failed >= 1
     assert failed == metrics.value("failed_materialization")
     assert failed < metrics.value("log_handles_behind_snapshots") == 12  # all there is
     files.unlink()
-    add(9)
+    job.source.add_all([rows] * 9)
     job.run()
     swept = job.progress[6:]
     assert 1 <= max(progress.snapshots for progress in swept) <= 2
@@ -202,17 +184,17 @@ def test_a_failed_snapshot_does_no_harm(spark: SparkSession, tmp_path: Path) -> 
     assert swept[-1].log_handles == metrics.value("log_handles_behind_snapshots")
     assert swept[-1].log_bytes == metrics.value("log_bytes_behind_snapshots")
     assert 4 <= len(list(files.iterdir())) <= 16  # what nothing needs any more was deleted
-    add(1)
+    job.source.add(rows)
     job.run(tasks=3)  # a new run reads the snapshots there are
     assert job.progress[-1].catch_up["restored"]
-    assert expected == [in_order(rows) for rows in job.take()]
+    assert totals_of([rows] * 16) == job.take_in_order()
 
 
 class Dropping(EveryKind):
     """`EveryKind` that deletes some of its variables when a task begins, then asks for all."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        for name in ("all", "by", "sum", "kept", "never there"):
+        for name in ("all", "by", "sum", "lasting", "never there"):
             handle.deleteIfExists(name)
         super().init(handle)
 
@@ -223,14 +205,14 @@ def test_a_variable_that_is_deleted_is_gone_for_every_key_and_the_others_stay(
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", f"{INPUT}, at bigint")
     options = {"timeMode": "ProcessingTime", "delivery": delivery}
-    job = Job(source, tmp_path, ["key"], EveryKind(), "key bigint, held string", options)
+    job = Job(source, tmp_path, ["key"], EveryKind(), "key bigint, state string", options)
     source.add([(key, 7, 1) for key in range(KEYS)])
     job.run(tasks=2)
     source.add([(0, 8, 2)])  # every key loses its variables, not only those with rows
     job.run(processor=Dropping(), tasks=3)
     source.add([(key, 9, 3) for key in range(KEYS)])
     job.run(tasks=1)
-    held = {row.key: json.loads(row.held) for row in job.take()[-1]}
+    states = {row.key: json.loads(row.state) for row in job.take()[-1]}
     fresh = [None, [9], [9], [[9, 1]], [9], [[7, 1], [9, 3]], [NEVER_MS + 7, NEVER_MS + 9]]
     touched = [
         None,
@@ -241,46 +223,37 @@ def test_a_variable_that_is_deleted_is_gone_for_every_key_and_the_others_stay(
         [[7, 1], [8, 2], [9, 3]],
         [NEVER_MS + 7, NEVER_MS + 8, NEVER_MS + 9],
     ]
-    assert {0: touched, **dict.fromkeys(range(1, KEYS), fresh)} == held
-
-
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
-    return Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
+    assert {0: touched, **dict.fromkeys(range(1, KEYS), fresh)} == states
 
 
 BATCHES = [[(1, 1), (2, 2)], [(1, 10)], [(2, 100)], [(1, 1000), (2, 1000)]]
 
 
 def test_an_older_checkpoint_can_be_restored_and_the_newer_ones_are_given_up(job: Job) -> None:
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
-    job.run(**SNAPSHOTS)
+    job.source.add_all(BATCHES[:3])
+    job.run(**FREQUENT_SNAPSHOTS)
     job.take()
     job.source.add(BATCHES[3])
-    job.run(checkpoint=committed(job.state)[-2], tasks=3, **SNAPSHOTS)
+    job.run(checkpoint=committed(job.state)[-2], tasks=3, **FREQUENT_SNAPSHOTS)
     job.source.add(BATCHES[1])
-    job.run(**SNAPSHOTS)
-    model = TotalsModel()
-    for rows in BATCHES[:2]:  # what the older checkpoint knows; batch 2 is given up with its own
-        model.apply(rows)
-    expected = [model.apply(BATCHES[3]), model.apply(BATCHES[1])]
-    assert expected == [in_order(rows) for rows in job.take()]
+    job.run(**FREQUENT_SNAPSHOTS)
+    # The older checkpoint knows the first two batches; batch 2 is given up with its own.
+    expected = totals_of([*BATCHES[:2], BATCHES[3], BATCHES[1]])[2:]
+    assert expected == job.take_in_order()
 
 
-def flip(path: Path, at: int) -> None:
+def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
+    data[len(data) // 2] ^= 0x10
     path.write_bytes(data)
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_an_older_one_works(job: Job) -> None:
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:3])
     job.run()
     *older, newest = committed(job.state)
     metadata = job.state / f"chk-{newest}" / "_metadata"
-    flip(metadata, metadata.stat().st_size // 2)
+    flip(metadata)
     job.take()
     job.source.add(BATCHES[3])
     for _ in range(2):  # it is not forgotten either
@@ -289,10 +262,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_an_older_one_works(job: Job) -
     assert ("damaged", older[-1]) == (raised.value.reason, raised.value.usable_id)
     assert [] == job.delivered
     job.run(checkpoint=raised.value.usable_id)
-    model = TotalsModel()
-    for rows in BATCHES[:2]:
-        model.apply(rows)
-    assert [model.apply(BATCHES[3])] == [in_order(rows) for rows in job.take()]
+    assert totals_of([*BATCHES[:2], BATCHES[3]])[2:] == job.take_in_order()
     assert {*older} <= {int(path.name[4:]) for path in job.state.glob("chk-*")}
 
 
@@ -300,11 +270,11 @@ def test_a_damaged_newest_checkpoint_is_named_and_an_older_one_works(job: Job) -
 def test_a_damaged_file_is_reported_not_skipped(job: Job, folder: str, keys: int) -> None:
     for rows in BATCHES[:3]:
         job.source.add([(key + more, amount) for key, amount in rows for more in range(keys)])
-    policy = SNAPSHOTS if folder == "taskowned" else {}
+    policy = FREQUENT_SNAPSHOTS if folder == "taskowned" else {}
     job.run(**{"stream.data-inline-threshold": 0}, **policy)
     job.source.add(BATCHES[3])
     for path in (job.state / folder).iterdir():
-        flip(path, path.stat().st_size // 2)
+        flip(path)
     delivered = len(job.delivered)
     with pytest.raises(Exception, match=r"CorruptionError|damaged") as raised:
         job.run(**{"stream.data-inline-threshold": 0}, tasks=3, **policy)
@@ -313,20 +283,16 @@ def test_a_damaged_file_is_reported_not_skipped(job: Job, folder: str, keys: int
 
 
 @needs((4, 3), "the repartition of a checkpointLocation")
-def test_an_offline_repartition_can_be_undone(spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
-    for rows in ([(1, 1), (2, 2)], [(1, 5)]):
-        job.source.add(rows)
+def test_an_offline_repartition_can_be_undone(job: Job, spark: SparkSession) -> None:
+    batches = [[(1, 1), (2, 2)], [(1, 5)], [(2, 7)]]
+    job.source.add_all(batches[:2])
     job.run()
     manager: Any = spark._streamingCheckpointManager
     with pytest.raises(Exception, match="STATE_REWRITER_INVALID_CHECKPOINT"):
-        manager.repartition(str(tmp_path / "query"), 5)
-    job.source.add([(2, 7)])
+        manager.repartition(str(job.query), 5)
+    job.source.add(batches[2])
     with pytest.raises(CheckpointError, match=r"from 2 to 5 partitions.*offsets/2 and"):
         job.run()
-    for name in ("2", ".2.crc"):
-        (tmp_path / "query" / "offsets" / name).unlink()
+    remove(job.query / "offsets", 2)
     job.run()
-    model = TotalsModel()
-    expected = [model.apply(rows) for rows in ([(1, 1), (2, 2)], [(1, 5)], [(2, 7)])]
-    assert expected == [sorted(map(tuple, rows)) for rows in job.take()]
+    assert totals_of(batches) == job.take_in_order()

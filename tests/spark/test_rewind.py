@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark import processors
-from tests.spark.checkpoint_files import InTime, cut_short, forget_newest_batch, in_order, newest
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from tests.support.spark.checkpoint_files import InTime, cut_short, forget_newest_batch, newest
+from tests.support.spark.processors import TotalsModel, totals_job, totals_of
+from tests.support.spark.streams import BatchSource, Job, configured, in_order, until, wait
 
 from statelog.cli.main import run
 from statelog.errors import CheckpointError
 from statelog.runtime.fail_points import VARIABLE
-
-workers_get_by_value(processors.__name__)
 
 BATCHES = [
     [(1, 10), (2, 20)],
@@ -31,6 +28,7 @@ BATCHES = [
     [(4, 1), (5, 5)],
     [(1, 7)],
 ]
+AT_ONCE = ("--min-idle", "0s")
 MODES: dict[str, dict[str, Any]] = {
     "none": {},
     "processing time, ticks": {"timeMode": "ProcessingTime"},
@@ -46,12 +44,12 @@ MODES: dict[str, dict[str, Any]] = {
 def a_job(spark: SparkSession, folder: Path, options: dict[str, Any] | None = None) -> Job:
     settings = {"retainedCheckpoints": 4, **(options or {})}
     kind = InTime if settings.get("timeMode") == "EventTime" else BatchSource
-    return Job(kind(spark, folder / "in", INPUT), folder, ["key"], Totals(), TOTALS, settings)
+    return totals_job(spark, folder, kind=kind, **settings)
 
 
-def rewind(job: Job, *arguments: str, status: int = 0) -> None:
-    given = [str(job.folder / "query"), "--state-location", str(job.state), *arguments]
-    assert status == run(["rewind", *given])
+def rewind(job: Job, batch_id: int, *arguments: str, status: int = 0) -> None:
+    place = [str(job.query), "--state-location", str(job.state)]
+    assert status == run(["rewind", *place, "--batch-id", str(batch_id), "--apply", *arguments])
 
 
 def model_after(batches: int) -> TotalsModel:
@@ -66,62 +64,54 @@ def test_after_a_rewind_the_later_batches_have_never_run(
     spark: SparkSession, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     job = a_job(spark, tmp_path, options)
-    for rows in BATCHES[:4]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:4])
     job.run()
-    planned = newest(tmp_path / "query" / "offsets")
+    planned = newest(job.query / "offsets")
     job.take()
-    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
-    assert 1 == newest(tmp_path / "query" / "offsets") == newest(tmp_path / "query" / "commits")
+    rewind(job, 1, *AT_ONCE)
+    assert 1 == newest(job.query / "offsets") == newest(job.query / "commits")
     assert planned >= 3
-    for rows in BATCHES[4:]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[4:])
     job.run(tasks=3)
     model = model_after(2)
-    expected = [(at, model.apply(rows)) for at, rows in enumerate(BATCHES[2:], start=2)]
+    expected = [(batch, model.apply(rows)) for batch, rows in enumerate(BATCHES[2:], start=2)]
     assert expected == [(batch, in_order(rows)) for batch, rows in job.delivered if rows]
     job.take()
     job.source.add(BATCHES[0])
     job.run()
-    assert [model.apply(BATCHES[0])] == [in_order(rows) for rows in job.take() if rows]
+    assert [model.apply(BATCHES[0])] == [rows for rows in job.take_in_order() if rows]
 
 
 def test_a_rewind_repairs_a_batch_planned_anew(spark: SparkSession, tmp_path: Path) -> None:
     job = a_job(spark, tmp_path)
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:3])
     job.run()
     job.take()
-    forget_newest_batch(tmp_path / "query")
+    forget_newest_batch(job.query)
     job.source.add(BATCHES[3])
     with pytest.raises(StreamingQueryException, match="planned batch 2 again"):
         job.run()
     rewind(
         job, "--batch-id", "2", "--apply", "--min-idle", "0s", status=1
     )  # not as it was committed
-    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
+    rewind(job, 1, *AT_ONCE)
     job.run()
-    model = model_after(2)
-    expected = [model.apply(rows) for rows in BATCHES[2:4]]
-    assert expected == [in_order(rows) for rows in job.take()]
+    assert totals_of(BATCHES[:4])[2:] == job.take_in_order()
 
 
 def test_a_rewind_repairs_an_emptied_offset_file(spark: SparkSession, tmp_path: Path) -> None:
     job = a_job(spark, tmp_path)
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:3])
     job.run()
     job.take()
     for folder in ("offsets", "commits"):
-        cut_short(tmp_path / "query" / folder, 2)
-    cut_short(tmp_path / "query" / "commits", 1)  # delivered again
+        cut_short(job.query / folder, 2)
+    cut_short(job.query / "commits", 1)  # delivered again
     with pytest.raises(CheckpointError, match=r"offsets/2 is empty.*statelog rewind"):
         job.run()
-    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
+    rewind(job, 1, *AT_ONCE)
     job.run()
-    model = model_after(1)
-    expected = [model.apply(rows) for rows in BATCHES[1:3]]
-    assert expected == [in_order(rows) for rows in job.take()]
+    assert totals_of(BATCHES[:3])[1:] == job.take_in_order()
 
 
 STEPS = ("edit-claimed", "rewind-committed", "rewind-offsets-deleted")
@@ -132,8 +122,7 @@ def test_a_rewind_that_is_killed_at_any_step_leaves_a_query_that_is_refused_or_e
     spark: SparkSession, tmp_path: Path, step: str
 ) -> None:
     job = a_job(spark, tmp_path)
-    for rows in BATCHES[:4]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:4])
     job.run()
     command = [
         *(sys.executable, "-m", "statelog.cli.main", "rewind", str(tmp_path / "query")),
@@ -143,7 +132,7 @@ def test_a_rewind_that_is_killed_at_any_step_leaves_a_query_that_is_refused_or_e
         command, env={**os.environ, VARIABLE: f"{step}:1"}, capture_output=True, check=False
     )
     assert -9 == killed.returncode, killed.stderr
-    shutil.copytree(tmp_path / "query", tmp_path / "saved" / "query")
+    shutil.copytree(job.query, tmp_path / "saved" / "query")
     shutil.copytree(job.state, tmp_path / "saved" / "state")
     job.take()
     job.source.add(BATCHES[4])
@@ -165,7 +154,7 @@ def test_a_rewind_that_is_killed_at_any_step_leaves_a_query_that_is_refused_or_e
     assert 0 == subprocess.run(command, check=False).returncode  # there is nothing to do
     job.run()
     model = model_after(2)
-    expected = [(at, model.apply(BATCHES[at])) for at in (2, 3, 4)]
+    expected = [(batch, model.apply(BATCHES[batch])) for batch in (2, 3, 4)]
     assert expected == [(batch, in_order(rows)) for batch, rows in job.delivered]
 
 
@@ -173,18 +162,14 @@ def test_a_run_that_is_still_active_is_noticed_and_else_fenced(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = a_job(spark, tmp_path)
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:3])
     query = job.start(trigger={"processingTime": "200 milliseconds"})
     try:
-        deadline = time.monotonic() + 60
-        while len(job.delivered) < 3:
-            assert time.monotonic() < deadline, query.exception()
-            time.sleep(0.05)
+        until(lambda: len(job.delivered) == 3, "the third batch")
         time.sleep(0.5)
-        rewind(job, "--batch-id", "1", "--apply", status=1)
+        rewind(job, 1, status=1)
         assert "so the query may be running" in capsys.readouterr().err
-        rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
+        rewind(job, 1, *AT_ONCE)
         job.source.add(BATCHES[3])
         with pytest.raises(StreamingQueryException, match="FencedError"):
             wait(query)
@@ -197,36 +182,28 @@ def test_a_run_that_is_still_active_is_noticed_and_else_fenced(
         StreamingQueryException, match=r"statelog rewind|sources/0/\d+ doesn't exist"
     ):
         job.run()
-    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s")
+    rewind(job, 1, *AT_ONCE)
     job.run()
-    model = model_after(2)
-    assert [model.apply(rows) for rows in BATCHES[2:4]] == [in_order(rows) for rows in job.take()]
+    assert totals_of(BATCHES[:4])[2:] == job.take_in_order()
 
 
 def test_the_compact_log_of_a_source_goes_back_too(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    interval = "spark.sql.streaming.fileSource.log.compactInterval"
-    spark.conf.set(interval, "3")
-    try:
-        job, model = a_job(spark, tmp_path, {"retainedCheckpoints": 9}), TotalsModel()
-        batches = [[(at, at), (0, 1)] for at in range(9)]
-        for rows in batches:
-            job.source.add(rows)
+    with configured(spark, {"spark.sql.streaming.fileSource.log.compactInterval": "3"}):
+        job = a_job(spark, tmp_path, {"retainedCheckpoints": 9})
+        batches = [[(batch, batch), (0, 1)] for batch in range(9)]
+        job.source.add_all(batches)
         job.run()
         job.take()
-        for to in (6, 3):
+        for batch_id in (6, 3):
             capsys.readouterr()
-            rewind(job, "--batch-id", str(to), "--apply", "--min-idle", "0s", "--json")
-            said = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
-            assert 8 - to == said["input_files"]
-            assert [] == said["missing_files"]
-            model = TotalsModel()
-            expected = [model.apply(rows) for rows in batches][to + 1 :]
+            rewind(job, batch_id, *AT_ONCE, "--json")
+            summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
+            assert 8 - batch_id == summary["input_files"]
+            assert [] == summary["missing_files"]
             job.run()
-            assert expected == [in_order(rows) for rows in job.take()]
-    finally:
-        spark.conf.unset(interval)
+            assert totals_of(batches)[batch_id + 1 :] == job.take_in_order()
 
 
 def test_an_operator_of_sparks_own_is_refused(
@@ -236,16 +213,8 @@ def test_an_operator_of_sparks_own_is_refused(
         def frame(self) -> DataFrame:
             return super().frame().dropDuplicates(["key", "amount"])
 
-    job = Job(
-        Distinct(spark, tmp_path / "in", INPUT),
-        tmp_path,
-        ["key"],
-        Totals(),
-        TOTALS,
-        {"retainedCheckpoints": 4},
-    )
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
+    job = totals_job(spark, tmp_path, kind=Distinct, retainedCheckpoints=4)
+    job.source.add_all(BATCHES[:3])
     job.run()
-    rewind(job, "--batch-id", "1", "--apply", "--min-idle", "0s", status=1)
+    rewind(job, 1, *AT_ONCE, status=1)
     assert "state of one of Spark's own operators" in capsys.readouterr().err

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
-from tests.spark import processors, side_job
-from tests.spark.killed_jobs import run_killed
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.side_job import Sides, expected
-from tests.spark.streams import BatchSource, wait, workers_get_by_value
+from tests.support.spark import side_job
+from tests.support.spark.processors import INPUT, TOTALS, Totals, totals_job
+from tests.support.spark.side_job import Sides, expected, run_killed
+from tests.support.spark.streams import BatchSource, in_order, wait
 
 import statelog as sl
 from statelog.errors import UsageError
@@ -27,10 +26,6 @@ from statelog.spark import (
     transform_with_state_in_pandas,
     writer_id,
 )
-
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
-workers_get_by_value(side_job.__name__)
 
 BATCHES = [[(1, 7), (2, 2), (3, 14)], [(1, 5), (4, 6)], [(5, 21), (1, 1)]]
 
@@ -67,8 +62,8 @@ class ColumnSides(ColumnarProcessor):
         yield {"key": keys["key"], "total": [0] * len(keys), "rows": [0] * len(keys)}
 
 
-def kept(location: str, name: str, count: int) -> list[list[tuple[int, ...]]]:
-    """Return the rows that are kept, by micro-batch."""
+def stored(location: str, name: str, count: int) -> list[list[tuple[int, ...]]]:
+    """Return the stored rows of a side output, by micro-batch."""
     batches: dict[int, list[tuple[int, ...]]] = {number: [] for number in range(count)}
     with sl.open(location) as state:
         for row in state.side_output(name).to_pylist():
@@ -82,15 +77,11 @@ def kept(location: str, name: str, count: int) -> list[list[tuple[int, ...]]]:
 def test_rows_are_kept_and_delivered_with_their_micro_batch(
     spark: SparkSession, tmp_path: Path, kind: Any, delivery: str
 ) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    for rows in BATCHES:
-        source.add(rows)
     metrics, progress = Metrics(), list[BatchProgress]()
     transform: Any = transform_with_state_in_pandas if kind is FrameSides else transform_with_state
-    stream = transform(
-        source.frame().groupBy("key"), kind(), TOTALS, stateLocation=str(tmp_path / "state"),
-        delivery=delivery, tasks=2, metrics=metrics, on_progress=progress.append,
-    )  # fmt: skip
+    job = totals_job(spark, tmp_path, kind(), delivery=delivery, tasks=2, metrics=metrics)
+    job.source.add_all(BATCHES)
+    stream = job.stream(transform=transform, on_progress=progress.append)
     delivered: dict[str, dict[int, list[tuple[Any, ...]]]] = {"sevens": {}, "first": {}}
     writers = set()
 
@@ -98,7 +89,7 @@ def test_rows_are_kept_and_delivered_with_their_micro_batch(
         def sink(frame: DataFrame, batch_id: int) -> None:
             writers.add(writer_id(frame).partition("-output-")[2])
             assert batch_id not in delivered[name]
-            delivered[name][batch_id] = sorted(map(tuple, frame.collect()))
+            delivered[name][batch_id] = in_order(frame.collect())
 
         return sink
 
@@ -106,13 +97,13 @@ def test_rows_are_kept_and_delivered_with_their_micro_batch(
         writers.add(writer_id(frame).partition("-output-")[2])
         frame.collect()
 
-    writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+    writer = stream.writeStream.option("checkpointLocation", str(job.query))
     for name in delivered:
         writer = writer.sideOutput(name, sink_of(name))
     wait(writer.foreachBatch(main).trigger(availableNow=True).start())
     for name, batches in expected(BATCHES).items():
-        assert batches == kept(str(tmp_path / "state"), name, len(BATCHES))
-        assert {at: rows for at, rows in enumerate(batches) if rows} == delivered[name]
+        assert batches == stored(str(job.state), name, len(BATCHES))
+        assert {batch_id: rows for batch_id, rows in enumerate(batches) if rows} == delivered[name]
     assert {"", "sevens", "first"} == writers
     assert 8 == metrics.value("num_side_output_rows")
     assert [5, 1, 2] == [report.side_output_rows for report in progress]
@@ -133,23 +124,19 @@ def test_what_is_wrong_is_said_at_the_start(spark: SparkSession, tmp_path: Path)
 
 
 def test_a_sink_that_fails_gets_the_same_rows_again(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    for rows in BATCHES:
-        source.add(rows)
+    job = totals_job(spark, tmp_path, Sides())
+    job.source.add_all(BATCHES)
     delivered: list[tuple[int, list[tuple[Any, ...]]]] = []
     fails = [True]
 
     def sink(frame: DataFrame, batch_id: int) -> None:
-        delivered.append((batch_id, sorted(map(tuple, frame.collect()))))
+        delivered.append((batch_id, in_order(frame.collect())))
         if batch_id == 2 and fails:
             fails.clear()
             raise OSError("the table is locked")
 
     def start() -> None:
-        stream: Any = transform_with_state(
-            source.frame().groupBy("key"), Sides(), TOTALS, stateLocation=str(tmp_path / "state")
-        )
-        writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "query"))
+        writer: Any = job.stream().writeStream.option("checkpointLocation", str(job.query))
         writer = writer.sideOutput("first", sink).foreachBatch(lambda frame, _: frame.collect())
         wait(writer.trigger(availableNow=True).start())
 
@@ -166,16 +153,15 @@ def test_rows_are_exact_after_kills(spark: SparkSession, tmp_path: Path, deliver
     rng = random.Random(5)
     source = BatchSource(spark, tmp_path / "in", INPUT)
     batches = [[(rng.randrange(400), rng.randrange(1, 99)) for _ in range(500)] for _ in range(6)]
-    for rows in batches:
-        source.add(rows)
-    assert -9 == run_killed(tmp_path, ["side_job.py", 0], "before-commit:2", delivery)
-    assert -9 == run_killed(tmp_path, ["side_job.py", 1 << 20], "after-commit:1", delivery)
-    assert -9 == run_killed(tmp_path, ["side_job.py", 1 << 20], "after-side-sink:3", delivery)
-    assert run_killed(tmp_path, ["side_job.py", 1 << 20], "before-acknowledge:2", delivery) > 0
-    side_job.run(spark, tmp_path, 1 << 20, delivery=delivery)
+    source.add_all(batches)
+    assert -9 == run_killed(tmp_path, 0, "before-commit:2", delivery)
+    assert -9 == run_killed(tmp_path, 1 << 20, "after-commit:1", delivery)
+    assert -9 == run_killed(tmp_path, 1 << 20, "after-side-sink:3", delivery)
+    assert run_killed(tmp_path, 1 << 20, "before-acknowledge:2", delivery) > 0
+    side_job.run(spark, tmp_path, 1 << 20, delivery)
     twice = 0
     for name, rows_of in expected(batches).items():
-        assert rows_of == kept(str(tmp_path / "state"), name, len(batches))
+        assert rows_of == stored(str(tmp_path / "state"), name, len(batches))
         for number, rows in enumerate(rows_of):
             file = tmp_path / "out" / f"{name}-{number}"
             if not rows:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark.sink_job import COLUMNS, SinkJob
-from tests.spark.streams import wait
+from tests.support.spark.sink_job import COLUMNS, SinkJob
+from tests.support.spark.streams import wait
 
 from statelog.errors import UsageError
 
@@ -20,8 +19,9 @@ def job(spark: SparkSession, tmp_path: Path) -> Iterator[SinkJob]:
     spark.sql(f"drop table if exists {NAME}")
 
 
-def rows_of_table(job: SinkJob) -> list[tuple[Any, ...]]:
-    return sorted(map(tuple, job.spark.table(NAME).select(*COLUMNS).collect()))
+def partitions_of_table(job: SinkJob) -> list[str]:
+    columns = job.spark.catalog.listColumns(NAME)
+    return [column.name for column in columns if column.isPartition]
 
 
 def forget_table(job: SinkJob) -> None:
@@ -40,14 +40,16 @@ def test_a_forgotten_table_is_created_again(job: SinkJob, partitions: dict[str, 
         job.add(1)
         run()
         job.forget_commit()
-        assert sorted(job.expected) == rows_of_table(job)
-        fields = {one.name: one.dataType.simpleString() for one in job.spark.table(NAME).schema}
+        assert job.expected == job.table(NAME)
+        fields = {
+            field.name: field.dataType.simpleString() for field in job.spark.table(NAME).schema
+        }
         assert dict.fromkeys(COLUMNS, "bigint") == fields
-        parts = [one.name for one in job.spark.catalog.listColumns(NAME) if one.isPartition]
+        parts = partitions_of_table(job)
         assert list(map(str.lower, partitions.values())) == parts
         forget_table(job)
     run()
-    assert sorted(job.expected) == rows_of_table(job)
+    assert job.expected == job.table(NAME)
 
 
 def test_a_table_that_spark_stored_without_columns_is_written(job: SinkJob) -> None:
@@ -62,13 +64,13 @@ def test_a_table_that_spark_stored_without_columns_is_written(job: SinkJob) -> N
         f"create table {NAME} (key bigint, total bigint, rows bigint) using parquet "
         f"partitioned by (key) location '{job.out}'"
     )
-    assert [] == [one.name for one in job.spark.catalog.listColumns(NAME) if one.isPartition]
+    assert [] == partitions_of_table(job)
     job.add(1)
     run(partitionBy="key")
     job.add(1)
     run()
-    assert sorted(job.expected) == rows_of_table(job)
-    folders = {one.name for one in job.out.glob("[!_.]*")}
+    assert job.expected == job.table(NAME)
+    folders = {path.name for path in job.out.glob("[!_.]*")}
     assert {"key=1", "key=2", "key=3", "key=4"} == folders
     with pytest.raises(UsageError, match="is partitioned by key, not by total"):
         run(partitionBy="total")
@@ -77,15 +79,14 @@ def test_a_table_that_spark_stored_without_columns_is_written(job: SinkJob) -> N
 def test_a_forgotten_table_without_a_path_is_refused_with_the_way_out(job: SinkJob) -> None:
     job.add(1)
     wait(job.writer().toTable(NAME, format="json"))
-    (found,) = job.spark.sql(f"describe extended {NAME}").where("col_name = 'Location'").collect()
-    job.out = Path(found.data_type.removeprefix("file:"))
-    kept = job.out.rename(job.out.with_name("set_aside"))
+    job.out = job.location_of(NAME)
+    set_aside = job.out.rename(job.out.with_name("set_aside"))
     job.spark.sql(f"drop table {NAME}")  # a table of the catalog's own place takes its files along
-    kept.rename(job.out)
+    set_aside.rename(job.out)
     job.add(1)
     with pytest.raises(
         UsageError, match=r"does not contain the table kept, but its folder exists .*'path'"
     ):
         job.writer().toTable(NAME, format="json")
     wait(job.writer().option("path", str(job.out)).toTable(NAME, format="json"))
-    assert sorted(job.expected) == rows_of_table(job)
+    assert job.expected == job.table(NAME)

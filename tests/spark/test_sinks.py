@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark import processors
-from tests.spark.delta_stand_in import DeltaStandIn
-from tests.spark.processors import TOTALS, TotalsModel
-from tests.spark.sink_job import BATCHES, COLUMNS, SinkJob
-from tests.spark.streams import wait, workers_get_by_value
+from tests.support.spark.delta_stand_in import DeltaStandIn
+from tests.support.spark.processors import TOTALS, TotalsModel
+from tests.support.spark.sink_job import BATCHES, COLUMNS, SinkJob
+from tests.support.spark.streams import configured, in_order, wait
 
 from statelog.checkpoint import CheckpointCoordinator
 from statelog.cli.main import run as command
@@ -25,8 +24,6 @@ from statelog.core.delivered_batch import DeliveredBatch
 from statelog.errors import CheckpointError, FencedError, UsageError
 from statelog.spark import DatabaseSink, exactly_once, idempotent
 from statelog.spark.stream.sinks.file_sink import Delivered, FileEntries
-
-workers_get_by_value(processors.__name__)
 
 
 @pytest.fixture
@@ -41,11 +38,8 @@ def short_log(spark: SparkSession) -> Iterator[None]:
         "spark.sql.streaming.fileSink.log.cleanupDelay": "0",
         "spark.sql.streaming.minBatchesToRetain": "1",
     }
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    yield
-    for name in settings:
-        spark.conf.unset(name)
+    with configured(spark, settings):
+        yield
 
 
 @pytest.mark.parametrize("source", ["parquet", "csv", "xml"])
@@ -55,9 +49,8 @@ def test_files_of_a_redelivered_batch_are_written_once(job: SinkJob, source: str
     wait(job.writer().options(**option).start(str(job.out), format=source.upper()))
     job.forget_commit()
     wait(job.writer().options(**option).start(str(job.out), format=source))
-    frame = job.spark.read.schema(TOTALS).options(**option).format(source).load(str(job.out))
-    assert sorted(job.expected) == sorted(map(tuple, frame.select(*COLUMNS).collect()))
-    assert {"0", "1"} == {one.name for one in (job.out / "_spark_metadata").glob("[0-9]*")}
+    assert job.expected == job.rows(source, **option)
+    assert {"0", "1"} == {path.name for path in (job.out / "_spark_metadata").glob("[0-9]*")}
 
 
 def test_files_take_both_output_modes(job: SinkJob) -> None:
@@ -65,7 +58,7 @@ def test_files_take_both_output_modes(job: SinkJob) -> None:
     wait(job.writer("a").outputMode("update").start(str(job.out), format="parquet"))
     job.add(1)
     wait(job.writer("a").outputMode("append").start(str(job.out), format="parquet"))
-    assert sorted(job.expected) == job.rows("parquet")
+    assert job.expected == job.rows("parquet")
 
 
 @pytest.mark.parametrize("source", ["parquet", "delta"])
@@ -89,7 +82,7 @@ def test_a_direct_batch_that_failed_after_its_sink_is_written_once(
     job.add(1)
     job.run(source, delivery="direct")  # the state has every row once, or the totals were wrong
     rows = delta_rows(job.out) if source == "delta" else job.rows(source)
-    assert sorted(job.expected) == rows
+    assert job.expected == rows
 
 
 def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
@@ -98,7 +91,7 @@ def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
     """Spark's sink numbers its entries by batch: readers fail at gaps, a new query is skipped."""
     job.add(1)
     wait(job.writer().format("noop").start())
-    job.expected = []
+    job.delivered = []
     for _ in range(3):  # batches 1 to 3 are the entries 0 to 2
         job.add(1)
         job.run("parquet")
@@ -106,11 +99,11 @@ def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
     assert "Set the first to at least twice the second" in caplog.text, "short_log keeps less"
     model = TotalsModel()
     for rows in BATCHES:
-        job.expected += model.apply(rows)
+        job.delivered += model.apply(rows)
     job.run("parquet", name="second")
     assert "contains rows of a different query" in caplog.text
-    assert sorted(job.expected) == job.rows("parquet")
-    entries = {one.name for one in (job.out / "_spark_metadata").glob("[0-9]*")}
+    assert job.expected == job.rows("parquet")
+    entries = {path.name for path in (job.out / "_spark_metadata").glob("[0-9]*")}
     assert {"5.compact", "6"} <= entries <= {"2.compact", "3", "4", "5.compact", "6"}
     assert 2 == len(list((job.out / "_statelog").glob("[0-9]*"))), "the newest of each query"
 
@@ -127,7 +120,7 @@ def test_a_folder_with_other_files_is_refused_or_appended_to(job: SinkJob) -> No
     assert not (job.out / "_spark_metadata").exists()
     append = {"statelog.fileSink": "append"}
     wait(job.writer().options(**append).start(str(job.out), format="parquet"))
-    assert sorted([*job.expected, (9, 9, 9)]) == job.rows("parquet")
+    assert in_order([*job.delivered, (9, 9, 9)]) == job.rows("parquet")
     shutil.rmtree(job.out)
     job.run("parquet", name="b")
     with pytest.raises(UsageError, match="would hide appended files"):
@@ -150,20 +143,20 @@ def test_files_refuse_a_rewound_query_delta_takes_it(spark: SparkSession, job: S
         CheckpointError, match=r"contains the rows of batch 2 .* continues with batch 1"
     ):
         job.run("parquet")
-    assert sorted(job.expected) == job.rows("parquet")
+    assert job.expected == job.rows("parquet")
     wait(job.writer("to_delta").start(delta, format="delta"))
-    given_up = job.expected[2:]
-    assert sorted(job.expected + given_up) == delta_rows(Path(delta))
+    given_up = job.delivered[2:]
+    assert in_order(job.delivered + given_up) == delta_rows(Path(delta))
     job.forget_commit("to_delta")
     wait(job.writer("to_delta").start(delta, format="delta"))
-    assert sorted(job.expected + given_up) == delta_rows(Path(delta))
+    assert in_order(job.delivered + given_up) == delta_rows(Path(delta))
 
 
 def delta_rows(path: Path) -> list[tuple[Any, ...]]:
     from deltalake import DeltaTable
 
-    rows = DeltaTable(str(path)).to_pyarrow_table().to_pylist()
-    return sorted(tuple(row[name] for name in COLUMNS) for row in rows)
+    rows = DeltaTable(str(path)).to_pyarrow_table().select(COLUMNS).to_pylist()
+    return in_order(row.values() for row in rows)
 
 
 class Folder:
@@ -188,7 +181,7 @@ class Folder:
         return entry
 
     def records(self) -> list[str]:
-        return sorted(each.name for each in (self.path / "_statelog").glob("[0-9]*"))
+        return sorted(path.name for path in (self.path / "_statelog").glob("[0-9]*"))
 
 
 @pytest.fixture
@@ -300,23 +293,17 @@ def test_a_table_of_files_is_created_and_written_once(job: SinkJob) -> None:
     for _ in range(2):
         wait(job.writer().toTable("once", format="json", partitionBy="KEY"))
         job.forget_commit()
-    table = job.spark.table("once")
-    assert sorted(job.expected) == sorted(map(tuple, table.select(*COLUMNS).collect()))
+    assert job.expected == job.table("once")
     job.add(1)
     wait(job.writer().toTable("once"))  # by its own format and partitions
-    table = job.spark.table("once")
-    assert sorted(job.expected) == sorted(map(tuple, table.select(*COLUMNS).collect()))
-    assert {"key=1", "key=2", "key=3"} == {one.name for one in table_folder(job).glob("key=*")}
+    assert job.expected == job.table("once")
+    assert {"key=1", "key=2", "key=3"} == {
+        path.name for path in job.location_of("once").glob("key=*")
+    }
     wait(job.writer("elsewhere").option("path", str(job.out)).toTable("placed", format="orc"))
-    assert sorted(job.expected) == job.rows("orc")
+    assert job.expected == job.rows("orc")
     for name in ("once", "placed"):
         job.spark.sql(f"drop table {name}")
-
-
-def table_folder(job: SinkJob) -> Path:
-    found = job.spark.sql("describe extended once").where("col_name = 'Location'").first()
-    assert found is not None
-    return Path(found.data_type.removeprefix("file:"))
 
 
 def test_a_table_has_its_options_and_the_order_of_its_columns(job: SinkJob) -> None:
@@ -327,8 +314,7 @@ def test_a_table_has_its_options_and_the_order_of_its_columns(job: SinkJob) -> N
     )
     try:
         wait(job.writer().toTable("narrow", format="csv"))
-        rows = job.spark.table("narrow").select(*COLUMNS).collect()
-        assert sorted(job.expected) == sorted(map(tuple, rows))
+        assert job.expected == job.table("narrow")
     finally:
         job.spark.sql("drop table narrow")
 
@@ -346,7 +332,7 @@ def test_columns_that_a_table_cannot_take_are_refused(job: SinkJob) -> None:
     sql("create view seen as select * from other")
     sql("create temporary view passing as select * from other")
     try:
-        for table, options, said in (
+        for table, options, message in (
             ("other", {}, "has the columns key, total, but the output has key, total, rows"),
             ("typed", {}, "column total of the table typed is string.*bigint: cast it"),
             ("buckets", {}, "is bucketed"),
@@ -355,7 +341,7 @@ def test_columns_that_a_table_cannot_take_are_refused(job: SinkJob) -> None:
             ("seen", {}, "is a view"),
             ("passing", {}, "is a view"),
         ):
-            with pytest.raises(UsageError, match=said):
+            with pytest.raises(UsageError, match=message):
                 job.writer().toTable(table, **options)
     finally:
         sql("drop view seen")
@@ -372,7 +358,7 @@ def test_delta_gets_the_ids_of_its_transactions(spark: SparkSession, job: SinkJo
     job.run("delta")
     job.forget_commit()
     job.run("delta")
-    assert sorted(job.expected) == delta_rows(job.out)
+    assert job.expected == delta_rows(job.out)
     query_id = json.loads((job.folder / "query" / "metadata").read_text())["id"]
     table = deltalake.DeltaTable(str(job.out))
     location = table.history()[0]["userMetadata"].partition("/")[0]
@@ -422,7 +408,7 @@ def test_an_idempotent_function_skips_what_it_has_written(job: SinkJob) -> None:
     run_with(collected(rows))
     job.forget_commit()
     run_with(collected(rows))
-    assert sorted(job.expected) == sorted(row[1:] for row in rows)
+    assert job.expected == in_order(row[1:] for row in rows)
     job.add(1)
     with pytest.raises(StreamingQueryException, match="no room"):
         run_with(write_and_fail)
@@ -449,7 +435,7 @@ def test_an_idempotent_function_asks_the_target(job: SinkJob) -> None:
         function = idempotent(collected(rows), written=is_written)
         wait(job.writer().foreachBatch(function).start())
         job.forget_commit()
-    assert sorted(job.expected) == sorted(row[1:] for row in rows)
+    assert job.expected == in_order(row[1:] for row in rows)
     query_id = json.loads((job.folder / "query" / "metadata").read_text())["id"]
     assert [(query_id, 0), (query_id, 1), (query_id, 1)] == asked
 
@@ -463,31 +449,31 @@ def test_a_sink_with_transactions_gets_each_row_once(job: SinkJob) -> None:
     def run_with(sink: Callable[[DataFrame, int], object]) -> list[tuple[Any, ...]]:
         wait(job.writer().foreachBatch(sink).start())
         with contextlib.closing(connect()) as connection:
-            return sorted(connection.execute('select "key", total, "rows" from totals'))
+            return in_order(connection.execute('select "key", total, "rows" from totals'))
 
     def write_and_fail(frame: DataFrame, batch_id: int) -> None:
         function(frame, batch_id)
         raise OSError("no room")
 
     job.add(2)
-    assert sorted(job.expected) == run_with(function)
+    assert job.expected == run_with(function)
     job.forget_commit()
-    assert sorted(job.expected) == run_with(function)
+    assert job.expected == run_with(function)
     job.add(1)
     with pytest.raises(StreamingQueryException, match="no room"):
         run_with(write_and_fail)
-    assert sorted(job.expected) == run_with(function)
+    assert job.expected == run_with(function)
     query = str(job.folder / "query")
     assert 0 == command(["rewind", query, "--batch-id", "1", "--apply", "--min-idle", "0s"])
-    assert sorted(job.expected + job.expected[4:]) == run_with(function)
+    assert in_order(job.delivered + job.delivered[4:]) == run_with(function)
 
 
 def test_wrong_arguments_of_idempotent_are_refused() -> None:
-    for wrong, said in (
+    for wrong, message in (
         (lambda: idempotent(print), "either a location"),
         (lambda: idempotent(print, "x", written=lambda *_: True), "either a location"),
         (lambda: idempotent(print, "x", record_first="no"), "record_first"),  # type: ignore[arg-type]
         (lambda: idempotent(3, "x"), "requires a function"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             wrong()

@@ -7,12 +7,11 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark import processors
-from tests.spark.processors import INPUT as TOTALS_INPUT
-from tests.spark.processors import TOTALS, Totals
-from tests.spark.source_job import flat, job, read, retained, summaries
-from tests.spark.streams import BatchSource, wait, workers_get_by_value
-from tests.spark.versions import needs
+from tests.support.spark.processors import INPUT as TOTALS_INPUT
+from tests.support.spark.processors import TOTALS, Totals
+from tests.support.spark.source_job import everything_job, flat, read, retained, summaries
+from tests.support.spark.streams import BatchSource, run_to_end
+from tests.support.spark.versions import needs
 
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.spark import transform_with_state
@@ -20,34 +19,30 @@ from statelog.spark.jvm.gateway import jvm_of
 from statelog.state.reader import StateReader
 from statelog.store import open_store
 
-workers_get_by_value(__name__)
-workers_get_by_value(processors.__name__)
-
-
 VARIABLES = ("total", "seen", "items", "recent", "by_day", "gone")
 
 
-def expected(table: pa.Table) -> list[dict[str, Any]]:
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=repr)
 
 
 def test_every_retained_checkpoint_is_read(spark: SparkSession, tmp_path: Path) -> None:
-    run = job(spark, tmp_path)
+    run = everything_job(spark, tmp_path)
     run.run()
     ids = retained(run.state)
     assert len(ids) == 3
     counts = []
     for checkpoint_id in ids:
         with StateReader.open(run.state, checkpoint_id) as reader:
-            found = [variable.name for variable in reader.variables()]
-            assert {*VARIABLES, "$timers"} == set(found)
+            names = [variable.name for variable in reader.variables()]
+            assert {*VARIABLES, "$timers"} == set(names)
             # The older ones differ by their rows only.
-            for name in found if checkpoint_id == ids[-1] else ["items"]:
+            for name in names if checkpoint_id == ids[-1] else ["items"]:
                 options = {"variable": name, "checkpoint": checkpoint_id, "partitions": 2}
-                wanted = expected(reader.table(name))
-                assert flat(read(spark, run.state, **options)) == wanted, name
-                assert wanted, f"{name} had not expired at the time of the micro-batch"
-                counts += [len(wanted)] * (name == "items")
+                rows = rows_of(reader.table(name))
+                assert flat(read(spark, run.state, **options)) == rows, name
+                assert rows, f"{name} had not expired at the time of the micro-batch"
+                counts += [len(rows)] * (name == "items")
     assert counts == [20, 30, 40]
     newest = next(
         checkpoint
@@ -67,7 +62,7 @@ def test_every_retained_checkpoint_is_read(spark: SparkSession, tmp_path: Path) 
 
 
 def test_checkpoints_are_rows(spark: SparkSession, tmp_path: Path) -> None:
-    run = job(spark, tmp_path)
+    run = everything_job(spark, tmp_path)
     run.run()
     frame = read(spark, run.state, view="checkpoints")
     rows = frame.where("state = 'retained'").orderBy("checkpoint_id").collect()
@@ -75,15 +70,15 @@ def test_checkpoints_are_rows(spark: SparkSession, tmp_path: Path) -> None:
     assert [row.checkpoint_id for row in rows] == retained(run.state)
     assert [(row.batch_id, row.rows, row.keys) for row in rows] == [(n, 10, 7) for n in (1, 2, 3)]
     for row in rows:
-        one = listed[row.checkpoint_id]
-        assert row.created_at.timestamp() * 1000 == one.created_at_ms
-        assert (row.size_bytes, row.parent_id) == (one.size_bytes, one.parent_id)
+        summary = listed[row.checkpoint_id]
+        assert row.created_at.timestamp() * 1000 == summary.created_at_ms
+        assert (row.size_bytes, row.parent_id) == (summary.size_bytes, summary.parent_id)
         assert (row.operators, row.problem) == (["transform_with_state"], None)
-        assert row.object_count == one.object_count >= 0
+        assert row.object_count == summary.object_count >= 0
         parent = listed.get(row.parent_id)
         if parent is not None:
-            assert row.since_parent_ms == one.created_at_ms - parent.created_at_ms >= 0
-        assert row.durations_ms == dict(one.durations_ms)
+            assert row.since_parent_ms == summary.created_at_ms - parent.created_at_ms >= 0
+        assert row.durations_ms == dict(summary.durations_ms)
     (damaged,) = (tmp_path / "state").rglob(f"chk-{rows[0].checkpoint_id}/_metadata")
     damaged.write_bytes(damaged.read_bytes()[:-7])
     bad = {row.checkpoint_id: row for row in frame.collect()}[rows[0].checkpoint_id]
@@ -92,7 +87,7 @@ def test_checkpoints_are_rows(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_a_frame_keeps_its_checkpoint_during_a_query(spark: SparkSession, tmp_path: Path) -> None:
-    run = job(spark, tmp_path, retainedCheckpoints=2)
+    run = everything_job(spark, tmp_path, retainedCheckpoints=2)
     seen: list[tuple[list[dict[str, Any]], list[dict[str, Any]]]] = []
     frames: list[DataFrame] = []
 
@@ -100,7 +95,7 @@ def test_a_frame_keeps_its_checkpoint_during_a_query(spark: SparkSession, tmp_pa
         frames.append(read(spark, run.state, variable="items"))
         if batch == 1:
             with StateReader.open(run.state) as reader:
-                seen.append((flat(frames[1]), expected(reader.table("items"))))
+                seen.append((flat(frames[1]), rows_of(reader.table("items"))))
         if batch == 2:
             seen.append((flat(frames[1]), seen[0][1]))
             seen.append((flat(frames[2])[:1], seen[0][1][:1]))
@@ -108,7 +103,7 @@ def test_a_frame_keeps_its_checkpoint_during_a_query(spark: SparkSession, tmp_pa
 
     run.run(sink)
     assert len(frames) == 4
-    assert [len(found) for found, _ in seen] == [20, 20, 1]
+    assert [len(rows) for rows, _ in seen] == [20, 20, 1]
     assert seen[0][0] == seen[0][1] == seen[1][0]
     # The checkpoint of the first frame is deleted by now; no other is read in its place.
     with pytest.raises(PySparkException, match=r"CheckpointSubsumedError.*retain"):
@@ -124,20 +119,19 @@ def test_of_two_operators_one_is_named(spark: SparkSession, tmp_path: Path) -> N
     )
     steps = first.selectExpr("key % 3 as key", "total as amount")
     second = transform_with_state(steps.groupBy("key"), Totals(), TOTALS, operator="b")
-    writer = second.writeStream.option("checkpointLocation", str(tmp_path / "query"))
-    wait(writer.foreachBatch(lambda *_: None).trigger(availableNow=True).start())
+    run_to_end(second, tmp_path / "query")
     with pytest.raises(PySparkException, match="has several operators; name one of a, b"):
         read(spark, state)
     for operator, rows in (("a", 20), ("b", 3)):
         with StateReader.open(state, operator=operator) as reader:
-            wanted = expected(reader.table("total"))
+            expected = rows_of(reader.table("total"))
         frame = read(spark, state, operator=operator)  # its only variable
-        assert flat(frame) == wanted
-        assert len(wanted) == rows
-        one = wanted[0]
+        assert flat(frame) == expected
+        assert len(expected) == rows
+        first_row = expected[0]
         session = with_filter_pushdown(spark)
         pushed = read(session, state, operator=operator, partitions=8, filterPushdown=True)
-        assert flat(pushed.where(f"key.key = {one['key.key']}")) == [one]
+        assert flat(pushed.where(f"key.key = {first_row['key.key']}")) == [first_row]
     (row,) = read(spark, state, view="checkpoints").collect()
     assert (row.operators, row.rows, row.keys) == (["a", "b"], 20, 23)
 
@@ -158,21 +152,21 @@ def with_filter_pushdown(spark: SparkSession) -> SparkSession:
 
 @needs((4, 1), "filters for Python data sources")
 def test_key_groups_and_filters_choose_what_is_read(spark: SparkSession, tmp_path: Path) -> None:
-    run = job(spark, tmp_path)
+    run = everything_job(spark, tmp_path)
     run.run()
     with StateReader.open(run.state) as reader:
-        wanted = expected(reader.table("total"))
+        expected = rows_of(reader.table("total"))
     some = read(spark, run.state, variable="total", keyGroups="0-3", partitions=99)
     assert partitions_of(some) == 4
-    assert flat(some) == [row for row in wanted if row["key_group"] <= 3]
+    assert flat(some) == [row for row in expected if row["key_group"] <= 3]
     assert 0 < some.count() < 7
     session = with_filter_pushdown(spark)
     pushed = read(session, run.state, variable="total", partitions=8, filterPushdown=True)
     assert partitions_of(pushed) == 8
-    for row in wanted[:3]:
-        one = pushed.where(f"key.customer = '{row['key.customer']}'")
-        assert partitions_of(one) == 1
-        assert flat(one) == [row]
+    for row in expected[:3]:
+        by_key = pushed.where(f"key.customer = '{row['key.customer']}'")
+        assert partitions_of(by_key) == 1
+        assert flat(by_key) == [row]
     none = pushed.where("key.customer = 'c1' and key_group = 99")
     assert (partitions_of(none), none.count()) == (1, 0)
     assert pushed.where("key.customer > 'c1'").count() == 5
@@ -182,7 +176,7 @@ def test_key_groups_and_filters_choose_what_is_read(spark: SparkSession, tmp_pat
 
 
 def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path: Path) -> None:
-    run = job(spark, tmp_path)
+    run = everything_job(spark, tmp_path)
     with pytest.raises(PySparkException, match=r"does not exist"):
         read(spark, run.state)
     run.run()
@@ -208,6 +202,6 @@ def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path
         with pytest.raises(PySparkException, match=message) as raised:
             read(spark, run.state, **options)
         assert "Traceback" not in str(raised.value).split(message)[0]
-    own = spark.read.format("statelog").option("variable", "total").schema("n int")
+    with_schema = spark.read.format("statelog").option("variable", "total").schema("n int")
     with pytest.raises(PySparkException, match="omit the schema"):
-        own.load(str(run.state)).collect()
+        with_schema.load(str(run.state)).collect()

@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.spark import processors
-from tests.spark.checkpoint_files import (
+from tests.support.locations.sequence_entries import claims, committed
+from tests.support.spark.checkpoint_files import (
     AnySize,
     AnySizeInTime,
     cut_short,
     forget_newest_batch,
-    in_order,
     newest,
     remove,
     replace,
 )
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
-from tests.support.locations.sequence_entries import claims, committed
+from tests.support.spark.processors import INPUT, totals_job, totals_of
+from tests.support.spark.streams import BatchSource, Job, configured
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import Entries
@@ -33,8 +31,6 @@ from statelog.errors import CheckpointError
 from statelog.spark.driver.batch_times import BatchTimes, QueryTimes
 from statelog.spark.jvm.files import checkpoint_files
 from statelog.store import open_location
-
-workers_get_by_value(processors.__name__)
 
 MODES: dict[str, tuple[dict[str, Any], bool]] = {
     "log kept": ({}, False),
@@ -50,13 +46,13 @@ REMEDY = r"statelog rewind .*/query --state-location .*/state. lists.*checkpoint
 
 def a_job(spark: SparkSession, folder: Path, options: dict[str, Any]) -> Job:
     kind = AnySizeInTime if options.get("timeMode") == "EventTime" else AnySize
-    return Job(kind(spark, folder / "in", INPUT), folder, ["key"], Totals(), TOTALS, dict(options))
+    return totals_job(spark, folder, kind=kind, **options)
 
 
 def record_of(job: Job) -> BatchRecord:
-    found = Entries(open_location(str(job.state))).newest()
-    assert found is not None
-    return BatchRecord.of(found)
+    newest_entry = Entries(open_location(str(job.state))).newest()
+    assert newest_entry is not None
+    return BatchRecord.of(newest_entry)
 
 
 def refused(job: Job, message: str, **changes: Any) -> None:
@@ -74,10 +70,8 @@ def refused(job: Job, message: str, **changes: Any) -> None:
 def test_a_batch_that_is_planned_anew_is_refused_and_with_its_files_back_goes_on(
     spark: SparkSession, tmp_path: Path, options: dict[str, Any], is_log_lost: bool
 ) -> None:
-    job, model = a_job(spark, tmp_path, options), TotalsModel()
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
-        job.run()
+    job = a_job(spark, tmp_path, options)
+    job.run_each(BATCHES[:3])
     query = tmp_path / "query"
     shutil.copytree(query, tmp_path / "whole")
     forget_newest_batch(query, sources=is_log_lost)
@@ -85,45 +79,39 @@ def test_a_batch_that_is_planned_anew_is_refused_and_with_its_files_back_goes_on
     refused(job, r"planned batch \d+ again: it covers different input")
     replace(query, tmp_path / "whole")
     job.run(delivery="staged")
-    expected = [model.apply(rows) for rows in BATCHES[:4]]
-    assert expected == [in_order(rows) for rows in job.take() if rows]
+    assert totals_of(BATCHES[:4]) == [rows for rows in job.take_in_order() if rows]
 
 
 def test_a_batch_planned_again_as_before_is_accepted(spark: SparkSession, tmp_path: Path) -> None:
-    job, model = a_job(spark, tmp_path, {}), TotalsModel()
-    for rows in BATCHES[:2]:
-        job.source.add(rows)
-        job.run()
-    forget_newest_batch(tmp_path / "query", sources=True)
+    job = a_job(spark, tmp_path, {})
+    job.run_each(BATCHES[:2])
+    forget_newest_batch(job.query, sources=True)
     job.run()
     job.source.add(BATCHES[2])
     job.run()
-    expected = [model.apply(rows) for rows in BATCHES[:3]]
-    assert [*expected[:2], *expected[1:]] == [in_order(rows) for rows in job.take()]
+    expected = totals_of(BATCHES[:3])
+    assert [*expected[:2], *expected[1:]] == job.take_in_order()
 
 
-@pytest.mark.parametrize("kept", [1, 2], ids=["two behind", "one behind"])
-def test_an_older_backup_is_refused(spark: SparkSession, tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("copied_after", [1, 2], ids=["two behind", "one behind"])
+def test_an_older_backup_is_refused(spark: SparkSession, tmp_path: Path, copied_after: int) -> None:
     job = a_job(spark, tmp_path, {})
-    for at, rows in enumerate(BATCHES[:3]):
-        job.source.add(rows)
-        job.run()
-        if at == kept - 1:
-            shutil.copytree(tmp_path / "query", tmp_path / "backup")
-    replace(tmp_path / "query", tmp_path / "backup")
+    job.run_each(BATCHES[:copied_after])
+    shutil.copytree(job.query, tmp_path / "backup")
+    job.run_each(BATCHES[copied_after:3])
+    replace(job.query, tmp_path / "backup")
     job.source.add(BATCHES[3])
-    refused(job, r"planned batch 2 again" if kept == 2 else r"is at batch 1, .* after batch 2")
+    message = "planned batch 2 again" if copied_after == 2 else "is at batch 1, .* after batch 2"
+    refused(job, message)
 
 
 def test_a_batch_after_a_foreign_plan_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The batch was planned again, and finished, by a run on a copy of the state."""
     job = a_job(spark, tmp_path, {})
-    for rows in BATCHES[:2]:
-        job.source.add(rows)
-        job.run()
-        if not (tmp_path / "copy").exists():
-            shutil.copytree(job.state, tmp_path / "copy")
-    forget_newest_batch(tmp_path / "query", sources=True)
+    job.run_each(BATCHES[:1])
+    shutil.copytree(job.state, tmp_path / "copy")
+    job.run_each(BATCHES[1:2])
+    forget_newest_batch(job.query, sources=True)
     job.source.add(BATCHES[2])
     job.run(stateLocation=str(tmp_path / "copy"))
     job.source.add(BATCHES[3])
@@ -134,18 +122,16 @@ def test_an_offset_file_that_a_power_failure_emptied_stops_spark_and_touches_no_
     spark: SparkSession, tmp_path: Path
 ) -> None:
     job = a_job(spark, tmp_path, {})
-    for rows in BATCHES[:2]:
-        job.source.add(rows)
-        job.run()
+    job.run_each(BATCHES[:2])
     before = claims(job.state), committed(job.state)
-    cut_short(tmp_path / "query" / "offsets", 1)
+    cut_short(job.query / "offsets", 1)
     job.source.add(BATCHES[2])
     with pytest.raises(CheckpointError, match=r"offset log of .*offsets/1 is empty.*log rewind"):
         job.run()
     assert before == (claims(job.state), committed(job.state))
     # The usual advice is to delete the file: then the batch is planned again.
-    remove(tmp_path / "query" / "offsets", 1)
-    remove(tmp_path / "query" / "commits", 1)
+    remove(job.query / "offsets", 1)
+    remove(job.query / "commits", 1)
     refused(job, "planned batch 1 again")
 
 
@@ -160,18 +146,15 @@ def test_positions_are_those_of_sparks_objects(spark: SparkSession, tmp_path: Pa
             return super().frame().unionAll(other).unionAll(numbers)
 
     BatchSource(spark, tmp_path / "other", INPUT)
-    mixed = Mixed(spark, tmp_path / "in", INPUT)
-    job = Job(mixed, tmp_path, ["key"], Totals(), TOTALS, {"noDataBatches": True})
-    files = checkpoint_files(spark, str(tmp_path / "query"))
+    job = totals_job(spark, tmp_path, kind=Mixed, noDataBatches=True)
+    files = checkpoint_files(spark, str(job.query))
     before: list[str | None] = []
     for rows in BATCHES[:2]:
         job.source.add(rows)
-        running = job.start()
-        wait(running)
-        log: Any = running._jsq.streamingQuery().offsetLog()  # type: ignore[attr-defined]
+        log: Any = job.run()._jsq.streamingQuery().offsetLog()  # type: ignore[attr-defined]
         batch_id = record_of(job).batch_id
         theirs = log.get(batch_id).get().offsets()
-        options = [theirs.apply(at) for at in range(theirs.size())]
+        options = [theirs.apply(place) for place in range(theirs.size())]
         texts = [option.get().json() if option.isDefined() else None for option in options]
         ours = read_offsets(files, batch_id)
         assert ours is not None and texts == list(ours.offsets or ())
@@ -188,31 +171,26 @@ def test_positions_are_those_of_sparks_objects(spark: SparkSession, tmp_path: Pa
 
 
 def test_positions_name_files_of_compact_entries(spark: SparkSession, tmp_path: Path) -> None:
-    interval = "spark.sql.streaming.fileSource.log.compactInterval"
-    spark.conf.set(interval, "3")
-    try:
+    with configured(spark, {"spark.sql.streaming.fileSource.log.compactInterval": "3"}):
         job = a_job(spark, tmp_path, {})
-        model, digests = TotalsModel(), set()
-        for at in range(7):
-            rows = [(at, at + 1), (0, 1)]
-            job.source.add(rows)
-            job.run()
+        batches = [[(batch, batch + 1), (0, 1)] for batch in range(7)]
+        digests = set()
+        for batch, rows in enumerate(batches):
+            job.run_each([rows])
             (log,) = record_of(job).source_logs or []
-            assert (0, "0", at - 1, at) == (log.source, log.folder, log.after, log.upto)
+            assert (0, "0", batch - 1, batch) == (log.source, log.folder, log.after, log.upto)
             assert log.digest
             digests.add(log.digest)
-            assert [model.apply(rows)] == [in_order(rows) for rows in job.take()]
+        assert totals_of(batches) == job.take_in_order()
         assert 7 == len(digests)
-        assert (tmp_path / "query" / "sources" / "0" / "5.compact").exists()
+        assert (job.query / "sources" / "0" / "5.compact").exists()
         # An entry of the source's log that no micro-batch came of: the next batch covers two.
-        forget_newest_batch(tmp_path / "query")
+        forget_newest_batch(job.query)
         shutil.rmtree(job.state / f"chk-{committed(job.state)[-1]}")
         job.source.add([(9, 9)])
         job.run()
         (log,) = record_of(job).source_logs or []
         assert (5, 7) == (log.after, log.upto)
-    finally:
-        spark.conf.unset(interval)
 
 
 def test_two_uses_of_one_source_share_its_log(spark: SparkSession, tmp_path: Path) -> None:
@@ -223,14 +201,14 @@ def test_two_uses_of_one_source_share_its_log(spark: SparkSession, tmp_path: Pat
             return frame.unionAll(frame).unionAll(other)
 
     BatchSource(spark, tmp_path / "other", INPUT).add([(7, 7)])
-    job = Job(Twice(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
+    job = totals_job(spark, tmp_path, kind=Twice)
     job.source.add(BATCHES[0])
     job.run()
     logs = record_of(job).source_logs or []
     assert [(0, "0"), (1, "0"), (2, "1")] == [(log.source, log.folder) for log in logs]
     assert logs[0].digest == logs[1].digest != logs[2].digest
-    forget_newest_batch(tmp_path / "query", sources=True)
-    remove(tmp_path / "query" / "sources" / "1", 0)
+    forget_newest_batch(job.query, sources=True)
+    remove(job.query / "sources" / "1", 0)
     BatchSource(spark, tmp_path / "other", INPUT).add([(7, 8)])  # over the first, and younger
     os.utime(tmp_path / "other" / "00001.parquet", (1_600_000_002, 1_600_000_002))
     refused(job, "planned batch 0 again")
@@ -240,16 +218,17 @@ def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_cla
     spark: SparkSession, tmp_path: Path
 ) -> None:
     job = a_job(spark, tmp_path, {"retainedCheckpoints": 1})
-    for rows in BATCHES[:2]:
-        job.source.add(rows)
-        job.run()
+    job.run_each(BATCHES[:2])
     job.source.add(BATCHES[2])
-    before, there = claims(job.state), committed(job.state)[-1]
+    before, newest_checkpoint = claims(job.state), committed(job.state)[-1]
     for changes, message in (
         ({"checkpoint": 17}, "checkpoint 17 does not exist"),
-        ({"checkpoint": there, "maxParallelism": 64}, "128 key groups, but the query requests 64"),
         (
-            {"checkpoint": there, "timeMode": "ProcessingTime", "operator": "x"},
+            {"checkpoint": newest_checkpoint, "maxParallelism": 64},
+            "128 key groups, but the query requests 64",
+        ),
+        (
+            {"checkpoint": newest_checkpoint, "timeMode": "ProcessingTime", "operator": "x"},
             "belongs to operator",
         ),
     ):
@@ -258,7 +237,7 @@ def test_a_checkpoint_is_asked_for_that_is_not_there_or_unfit_and_nothing_is_cla
         assert before == claims(job.state), changes
     state = json.loads((tmp_path / "query" / "metadata").read_text())
     assert record_of(job).query_id == state["id"]
-    assert 1 == newest(tmp_path / "query" / "commits")
+    assert 1 == newest(job.query / "commits")
 
 
 def test_a_hadoop_location_is_read_through_spark(spark: SparkSession, tmp_path: Path) -> None:
@@ -269,9 +248,7 @@ def test_a_hadoop_location_is_read_through_spark(spark: SparkSession, tmp_path: 
     try:
         job = a_job(spark, tmp_path, {})
         location = "viewfs://statelog/q/query"
-        for rows in BATCHES[:2]:
-            job.source.add(rows)
-            job.run(checkpointLocation=location)
+        job.run_each(BATCHES[:2], checkpointLocation=location)
         (log,) = record_of(job).source_logs or []
         assert (0, 1) == (log.after, log.upto)
         files = checkpoint_files(spark, location)

@@ -14,18 +14,13 @@ from pyspark.sql.functions import max as max_of
 from pyspark.sql.functions import sum as total_of
 from pyspark.sql.streaming.listener import StreamingQueryListener, StreamingQueryProgress
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark import processors
-from tests.spark.event_times import SCHEMA, EventTimes, at
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, Job, wait, workers_get_by_value
+from tests.support.spark.event_times import at, event_job
+from tests.support.spark.processors import TOTALS, Totals
+from tests.support.spark.streams import TIMEOUT_SECONDS, Job
 
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state
 from statelog.spark.query.progress import BatchProgress, source_metrics
-
-workers_get_by_value(processors.__name__)
-workers_get_by_value(__name__)
-
 
 NO_VARIABLES = [
     "numDeletedStateVars",
@@ -58,7 +53,7 @@ class Progresses(StreamingQueryListener):
         with self._changed:
             ended = self._changed.wait_for(lambda: query.runId in self._ended, TIMEOUT_SECONDS)
         assert ended, "no event says that the query has ended"
-        return [one for one in self._seen if str(one.runId) == query.runId]
+        return [progress for progress in self._seen if str(progress.runId) == query.runId]
 
     def onQueryStarted(self, event: Any) -> None:
         pass
@@ -84,10 +79,9 @@ def listener(spark: SparkSession) -> Iterator[Progresses]:
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
-    job = Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
-    job.source.add([(1, 1), (2, 2), (2, 3)])
-    job.source.add([(1, 1)])
+def job(job: Job) -> Job:
+    """A job with two micro-batches."""
+    job.source.add_all([[(1, 1), (2, 2), (2, 3)], [(1, 1)]])
     return job
 
 
@@ -100,20 +94,19 @@ def figures(progress: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("time_mode", ["ProcessingTime", "None"])
 def test_progress_has_each_batchs_figures(job: Job, listener: Progresses, time_mode: str) -> None:
-    query = job.start(timeMode=time_mode, noDataBatches=True)
-    wait(query)
+    query = job.run(timeMode=time_mode, noDataBatches=True)
     ours = [source_metrics(progress) for progress in job.progress]
     assert [("0", "3", "2"), ("1", "1", "1")] == [
-        (one["batchId"], one["rows"], one["keys"]) for one in ours
+        (batch["batchId"], batch["rows"], batch["keys"]) for batch in ours
     ]
     assert ("2", "false", "1") == (ours[1]["stateEntries"], ours[1]["replayed"], ours[1]["objects"])
     assert {"planMs", "runMs", "commitMs", "deliverMs", "cleanUpMs", "totalMs"} <= ours[0].keys()
-    recent = [one for one in query.recentProgress if figures(one)]
-    assert ours == [figures(one) for one in recent]
-    assert [0, 1] == [one["batchId"] for one in recent]
-    assert operators_of(job.progress) == [one["stateOperators"] for one in recent]
-    heard = [dict(one.sources[-1].metrics) for one in listener.of(query)]
-    assert ours == [one for one in heard if one]
+    recent = [progress for progress in query.recentProgress if figures(progress)]
+    assert ours == [figures(progress) for progress in recent]
+    assert [0, 1] == [progress["batchId"] for progress in recent]
+    assert operators_of(job.progress) == [progress["stateOperators"] for progress in recent]
+    heard = [dict(progress.sources[-1].metrics) for progress in listener.of(query)]
+    assert ours == [metrics for metrics in heard if metrics]
 
 
 def operators_of(batches: list[BatchProgress]) -> list[list[dict[str, Any]]]:
@@ -146,18 +139,19 @@ def operators_of(batches: list[BatchProgress]) -> list[list[dict[str, Any]]]:
 
 
 def test_a_query_without_the_source_has_its_own_progress(job: Job, listener: Progresses) -> None:
-    query = job.start()
-    wait(query)
+    query = job.run()
     assert [(3, 2), (1, 1)] == [(batch.rows, batch.keys) for batch in job.progress]
     recent = query.recentProgress
-    assert [1, 1] == [len(one["sources"]) for one in recent]
-    assert operators_of(job.progress) == [one["stateOperators"] for one in recent]
+    assert [1, 1] == [len(progress["sources"]) for progress in recent]
+    assert operators_of(job.progress) == [progress["stateOperators"] for progress in recent]
     last = query.lastProgress
     assert last == recent[-1]
     assert last is not None
     assert last.stateOperators[0].customMetrics["rows"] == 1
     assert json.loads(last.json)["stateOperators"] == last["stateOperators"]
-    assert [[], []] == [one.stateOperators for one in listener.of(query)]  # made by Spark alone
+    assert [[], []] == [
+        progress.stateOperators for progress in listener.of(query)
+    ]  # made by Spark alone
     # Spark reports a trigger without data ten seconds after the last micro-batch, too late for a test.
     fields = {**json.loads(last.json), "batchId": 2, "stateOperators": []}
     idle = StreamingQueryProgress.fromJson(fields)
@@ -173,15 +167,15 @@ def test_a_query_without_the_source_has_its_own_progress(job: Job, listener: Pro
 
 
 def test_a_batch_that_is_skipped_repeats_no_figures(spark: SparkSession, tmp_path: Path) -> None:
-    source = EventTimes(spark, tmp_path / "in", SCHEMA)
-    source.add([(1, at(1000))])
-    options = {"timeMode": "EventTime"}
-    job = Job(source, tmp_path, ["key"], Rows(), "key bigint, rows bigint", options)
-    query = job.start()
-    wait(query)
-    found = [figures(one) for one in query.recentProgress]
-    assert [source_metrics(report) for report in job.progress] == [one for one in found if one]
-    assert [True, False] == [bool(one) for one in found]  # the watermark moved, no timer was due
+    job = event_job(spark, tmp_path)
+    job.source.add([(1, at(1000))])
+    query = job.run(processor=Rows(), output="key bigint, rows bigint")
+    reported = [figures(progress) for progress in query.recentProgress]
+    expected = [source_metrics(report) for report in job.progress]
+    assert expected == [metrics for metrics in reported if metrics]
+    assert [True, False] == [
+        bool(metrics) for metrics in reported
+    ]  # the watermark moved, no timer was due
 
 
 def test_a_redelivered_batch_is_marked(job: Job) -> None:
@@ -192,9 +186,8 @@ def test_a_redelivered_batch_is_marked(job: Job) -> None:
     with pytest.raises(Exception, match="the sink failed"):
         job.run(fail_once, timeMode="ProcessingTime")
     job.progress.clear()
-    query = job.start(timeMode="ProcessingTime")
-    wait(query)
-    again = next(figures(one) for one in query.recentProgress if figures(one))
+    query = job.run(timeMode="ProcessingTime")
+    again = next(filter(None, map(figures, query.recentProgress)))
     assert ("1", "true", "1") == (again["batchId"], again["replayed"], again["outputRows"])
 
 
@@ -202,9 +195,10 @@ def test_a_redelivered_batch_is_marked(job: Job) -> None:
 def test_an_observation_on_the_input_counts_each_row_once(job: Job, delivery: str) -> None:
     observed = job.source.frame().observe("seen", count(lit(1)).alias("rows"))
     job.source.frame = lambda: observed  # type: ignore[method-assign]
-    query = job.start(delivery=delivery, tasks=2)
-    wait(query)
-    assert [3, 1] == [one["observedMetrics"]["seen"]["rows"] for one in query.recentProgress]
+    query = job.run(delivery=delivery, tasks=2)
+    assert [3, 1] == [
+        progress["observedMetrics"]["seen"]["rows"] for progress in query.recentProgress
+    ]
 
 
 def observed(grouped: Any, processor: Any, output: str, **settings: Any) -> DataFrame:
@@ -225,9 +219,8 @@ def test_an_observation_after_an_operator_has_each_batch(job: Job, delivery: str
         for _ in range(2 if batch_id < 2 else 0):  # the second action changes no value
             job.collect(frame, batch_id)
 
-    query = job.start(sink, transform=observed, delivery=delivery, tasks=2)
-    wait(query)
-    metrics = [one["observedMetrics"] for one in query.recentProgress]
+    query = job.run(sink, transform=observed, delivery=delivery, tasks=2)
+    metrics = [progress["observedMetrics"] for progress in query.recentProgress]
     assert [2, 1, 1] == [metric["between"].n for metric in metrics]
     assert [(2, 6), (1, 3)] == [(metric["seen"].n, metric["seen"]["sum"]) for metric in metrics[:2]]
     assert [2, None] == [metric["large"].key for metric in metrics[:2]]

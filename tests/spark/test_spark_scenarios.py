@@ -8,6 +8,7 @@ that was enabled.  tests/parity.md says which scenario is covered where.
 import datetime as dt
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,59 +17,58 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, struct, to_json
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark.scenarios import EVERYTHING, INPUT, LARGE, Everything, WithTimers
-from tests.spark.streams import ROCKSDB, BatchSource, wait, workers_get_by_value
-from tests.spark.versions import needs, row_operator
+from tests.support.spark import scenarios
+from tests.support.spark.scenarios import INPUT, LARGE
+from tests.support.spark.streams import (
+    ON_ROCKSDB,
+    WITHOUT_NO_DATA,
+    BatchSource,
+    configured,
+    enabled,
+    wait,
+)
+from tests.support.spark.versions import needs, row_operator
 
-from statelog.spark import StatefulStream, disable, enable
+from statelog.spark import StatefulStream
 
 INITIAL_FRAMES = needs((4, 1), "frames of initial state with the names of their columns")
 NO_LIMIT = needs((4, 2), "frames without a limit beside initial state")
-
-workers_get_by_value(__name__)
 
 
 Build = Callable[[SparkSession, BatchSource], DataFrame]
 
 
 def on_both(
-    spark: SparkSession, folder: Path, source: BatchSource, build: Build, **settings: str
+    spark: SparkSession, source: BatchSource, build: Build, **settings: str
 ) -> list[list[Row]]:
     """Run a query on Spark's operator and enabled; return the rows of each micro-batch, if equal."""
     results = []
+    limits = {name.replace("__", "."): value for name, value in settings.items()}
     for ours in (False, True):
         session = spark.newSession()
-        session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-        session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-        for name, value in settings.items():
-            session.conf.set(name.replace("__", "."), value)
-        if ours:
-            session.conf.set("spark.statelog.baseLocation", "checkpoint")
-            enable(session)
-        try:
-            results.append(run(session, folder / str(ours), source, build))
-        finally:
-            disable(session)
-    sparks, enabled = results
-    assert enabled == sparks
-    assert sparks and all(sparks)
-    return enabled
+        with (
+            configured(session, ON_ROCKSDB | WITHOUT_NO_DATA | limits),
+            enabled(session) if ours else nullcontext(),
+        ):
+            results.append(run(session, source, build))
+    of_spark, of_statelog = results
+    assert of_statelog == of_spark
+    assert of_spark and all(of_spark)
+    return of_statelog
 
 
-def run(session: SparkSession, folder: Path, source: BatchSource, build: Build) -> list[list[Row]]:
+def run(session: SparkSession, source: BatchSource, build: Build) -> list[list[Row]]:
     batches: list[list[Row]] = []
 
     def take(frame: DataFrame, batch_id: int) -> None:
         batches.append(sorted(frame.collect(), key=repr))
 
-    mine = BatchSource(session, source.folder, "x int")
-    mine.schema = source.schema
-    frame = build(session, mine)
+    same_input = BatchSource(session, source.folder, "x int")
+    same_input.schema = source.schema
+    frame = build(session, same_input)
     if session.conf.get("spark.statelog.baseLocation", None):
         assert isinstance(frame, StatefulStream)
     writer = frame.writeStream.queryName("scenario").outputMode("update").foreachBatch(take)
-    if folder.name == "kept":
-        writer = writer.option("checkpointLocation", str(folder))
     wait(writer.trigger(availableNow=True).start())
     return batches
 
@@ -78,30 +78,22 @@ def test_state_of_every_kind_keys_apart_initial_state_and_a_plan_behind_it(
     spark: SparkSession, tmp_path: Path, pandas: bool
 ) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add([("0", 123, "1"), ("0", 46, "1"), ("1", 146, "2"), ("1", 346, "2")])
-    source.add([("0", 67, "1"), ("3", 12, "2")])
+    source.add_all(scenarios.EVERYTHING_BATCHES)
 
     def build(session: SparkSession, source: BatchSource) -> DataFrame:
-        rows = [(789, "0", "1"), (1, "0", "1"), (987, "3", "2"), (5, "9", "9")]
-        initial = session.createDataFrame(rows, "begin int, first string, second string")
-        grouped = source.frame().groupBy("first", "second")  # there is a column between them
-        call = grouped.transformWithStateInPandas if pandas else row_operator(grouped)
-        frame = call(
-            Everything(pandas),
-            EVERYTHING,
-            "Update",
-            "None",
-            initialState=initial.groupBy("first", "second"),
-        )
+        frame = scenarios.everything(session, source, pandas)
         return frame.select(
             col("first").alias("key"), to_json(struct("second", "names", "nested")), "text"
         )
 
-    batches = on_both(spark, tmp_path, source, build)
+    batches = on_both(spark, source, build)
     assert [2, 2] == [len(rows) for rows in batches]
     text = batches[1][0].text
     assert text.startswith("Error checking value state exists 236 [97, 98, 99] [0, 1, 0, 1, 0, 2]")
     assert text.endswith(f" {LARGE + 1} [1, 789] 3 1")
+
+
+CHUNKS = "first string, n int, frames int"
 
 
 class Chunks(StatefulProcessor):
@@ -140,7 +132,7 @@ def test_limits_of_frames(
             .groupBy("first")
             .transformWithStateInPandas(
                 Chunks(),
-                "first string, n int, frames int",
+                CHUNKS,
                 "Update",
                 "None",
                 initialState=initial.groupBy("first"),
@@ -148,7 +140,7 @@ def test_limits_of_frames(
         )
 
     limits = {f"spark__sql__execution__arrow__{name}": value}
-    (rows,) = on_both(spark, tmp_path, source, build, **limits)
+    (rows,) = on_both(spark, source, build, **limits)
     assert [("0", 1, chunks), ("1", 0, 1)] == [tuple(row) for row in rows]
 
 
@@ -158,19 +150,14 @@ def test_no_limit_of_records_in_every_way_of_delivery(
 ) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", value)
-    session.conf.set("spark.statelog.baseLocation", "checkpoint")
     session.conf.set("spark.statelog.delivery", delivery)
-    enable(session)
     source = BatchSource(session, tmp_path / "in", INPUT)
     source.add([(str(n), n, "x") for n in range(50)])
-    frame = (
-        source.frame()
-        .groupBy("first")
-        .transformWithStateInPandas(Chunks(), "first string, n int, frames int", "Update", "None")
-    )
     name = f"no_limit_{delivery}_{value.strip('-')}"
-    wait(frame.writeStream.queryName(name).format("memory").trigger(availableNow=True).start())
-    disable(session)
+    with enabled(session):
+        grouped = source.frame().groupBy("first")
+        frame = grouped.transformWithStateInPandas(Chunks(), CHUNKS, "Update", "None")
+        wait(frame.writeStream.queryName(name).format("memory").trigger(availableNow=True).start())
     assert 50 == session.table(name).count()
     assert value == session.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")
 
@@ -203,26 +190,14 @@ def test_a_watermark_drops_nothing_outside_of_event_time(
         output = "key string, at bigint, watermark bigint"
         return row_operator(frame)(Earliest(), output, "Update", time_mode)
 
-    batches = on_both(spark, tmp_path, source, build)
+    batches = on_both(spark, source, build)
     assert [20, 4, 2] == [row.at for row in itertools.chain(*batches)]
 
 
-def test_initial_state_with_timers(spark: "SparkSession", tmp_path: Path) -> None:
+def test_initial_state_with_timers(spark: SparkSession, tmp_path: Path) -> None:
     source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add([("0", 123, "x"), ("0", 46, "x"), ("1", 146, "x")])
-    source.add([("0", 67, "x"), ("3", 12, "x")])
-
-    def build(session: SparkSession, source: BatchSource) -> DataFrame:
-        initial = session.createDataFrame([("0", 789), ("3", 987)], "first string, begin int")
-        return row_operator(source.frame().groupBy("first"))(
-            WithTimers(),
-            "first string, n int",
-            "Update",
-            "ProcessingTime",
-            initialState=initial.groupBy("first"),
-        )
-
-    first, second = on_both(spark, tmp_path, source, build)
+    source.add_all(scenarios.TIMER_BATCHES)
+    first, second = on_both(spark, source, scenarios.with_timers)
     assert {"0", "0 expired", "1", "3 expired"} == {row["first"] for row in first}
     assert [("0", 1025), ("3", 999)] == [tuple(row) for row in second]
 
@@ -236,10 +211,10 @@ class TextKeys(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         try:
             self.entries.updateValue(key[0], (1,))
-            said = str(list(self.entries.iterator()))
+            text = str(list(self.entries.iterator()))
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-        yield Row(said=said)
+            text = f"{type(error).__name__}: {error}"
+        yield Row(text=text)
 
 
 def test_text_of_one_letter_is_the_key_of_a_map_as_on_spark_and_longer_text_is_refused(
@@ -249,17 +224,15 @@ def test_text_of_one_letter_is_the_key_of_a_map_as_on_spark_and_longer_text_is_r
 
     def build(session: SparkSession, source: BatchSource) -> DataFrame:
         grouped = source.frame().groupBy("first")
-        return row_operator(grouped)(TextKeys(), "said string", "Update", "None")
+        return row_operator(grouped)(TextKeys(), "text string", "Update", "None")
 
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([("a", 1, "x")])
-    assert [[Row(said="[(('a',), (1,))]")]] == on_both(spark, tmp_path, source, build)
+    assert [[Row(text="[(('a',), (1,))]")]] == on_both(spark, source, build)
 
     longer = BatchSource(spark, tmp_path / "longer", INPUT)
     longer.add([("ab", 1, "x")])
     session = spark.newSession()
-    session.conf.set("spark.statelog.baseLocation", "checkpoint")
-    enable(session)
-    ((row,),) = run(session, tmp_path / "ours", longer, build)
-    disable(session)
-    assert row.said == "UsageError: state 'entries', map key: takes a tuple of (name), not str 'ab'"
+    with enabled(session):
+        ((row,),) = run(session, longer, build)
+    assert row.text == "UsageError: state 'entries', map key: takes a tuple of (name), not str 'ab'"

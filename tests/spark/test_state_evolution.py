@@ -8,20 +8,19 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
+from tests.support.spark.streams import (
+    FREQUENT_SNAPSHOTS,
+    BatchSource,
+    Job,
+    configured,
+    run_on_spark,
+)
 
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.runtime.clock import wall_clock_ms
 
-workers_get_by_value(__name__)
-
 INPUT = "key bigint, number bigint"
 SEEN = "key bigint, seen string"
-SNAPSHOTS = {
-    "snapshot.min-log-size": 1,
-    "snapshot.log-to-snapshot-ratio": 0.01,
-    "snapshot.max-log-handles": 2,
-}
 HOUR_MS = 3_600_000
 
 
@@ -79,26 +78,27 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_states_evolve_as_on_spark(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    """A job whose processor is chosen by each run."""
     source = BatchSource(spark, tmp_path / "in", INPUT)
-    job = Job(source, tmp_path, ["key"], Evolving(*STEPS[0]), SEEN)
-    spark.conf.set("spark.sql.streaming.stateStore.encodingFormat", "avro")
+    return Job(source, tmp_path, ["key"], Evolving(*STEPS[0]), SEEN)
+
+
+def test_states_evolve_as_on_spark(spark: SparkSession, job: Job) -> None:
     ours, theirs = [], []
-    try:
+    with configured(spark, {"spark.sql.streaming.stateStore.encodingFormat": "avro"}):
         for tasks, step in zip((1, 3), STEPS, strict=True):
-            source.add([(key, 1 + key) for key in range(6)])
-            source.add([(0, 9)])
+            job.source.add_all([[(key, 1 + key) for key in range(6)], [(0, 9)]])
             job.processor = Evolving(*step)
             if tasks > 1:
                 with pytest.raises(
                     CheckpointError, match=r"'value\.gone', 'list\.gone', 'map\.gone'"
                 ):
                     job.run()
-            job.run(tasks=tasks, **SNAPSHOTS, dropState="value.gone, list.gone, map.gone")
+            job.run(tasks=tasks, **FREQUENT_SNAPSHOTS, dropState="value.gone, list.gone, map.gone")
             ours += job.take()
             theirs += [rows for rows in run_on_spark(job) if rows]
-    finally:
-        spark.conf.unset("spark.sql.streaming.stateStore.encodingFormat")
     assert [sorted(batch) for batch in theirs] == [sorted(batch) for batch in ours]
     assert any(progress.snapshots for progress in job.progress)
 
@@ -157,13 +157,12 @@ class Mean:
         return first[0] + second[0], first[1] + second[1]
 
 
-def test_variables_come_and_go_with_their_time_to_live(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    job = Job(source, tmp_path, ["key"], Life("first"), SEEN, {"timeMode": "ProcessingTime"})
+def test_variables_come_and_go_with_their_time_to_live(job: Job) -> None:
+    job.options["timeMode"] = "ProcessingTime"
     numbers = itertools.count(1)
 
     def run(step: str) -> str:
-        source.add([(1, next(numbers))])
+        job.source.add([(1, next(numbers))])
         job.run(processor=Life(step), tasks=2)
         (row,) = job.take()[-1]
         return str(row.seen)
@@ -207,14 +206,13 @@ class Total(StatefulProcessor):
     ids=["field", "variable"],
 )
 def test_a_renamed_field_or_variable_does_not_begin_empty(
-    spark: SparkSession, tmp_path: Path, renamed: Total, name: str
+    job: Job, renamed: Total, name: str
 ) -> None:
     """Nothing is lost until dropState has the old name."""
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    job = Job(source, tmp_path, ["key"], Total("total", "spent"), SEEN)
-    source.add([(1, 1)])
+    job.processor = Total("total", "spent")
+    job.source.add([(1, 1)])
     job.run()
-    source.add([(1, 10)])
+    job.source.add([(1, 10)])
     for settings in ({}, {"dropState": ["note"]}):
         with pytest.raises(
             CheckpointError, match=f"does not declare: '{name}'.*dropState='{name}'"
@@ -223,9 +221,9 @@ def test_a_renamed_field_or_variable_does_not_begin_empty(
     job.run()
     assert ["1 None", "11 noted"] == [row.seen for batch in job.take() for row in batch]
 
-    source.add([(1, 100)])
+    job.source.add([(1, 100)])
     job.run(processor=renamed, dropState=[name])
-    source.add([(1, 1000)])
+    job.source.add([(1, 1000)])
     job.run(processor=renamed)  # the setting is not needed again
     note = "noted" if renamed.variable == "total" else "None"
     assert [f"100 {note}", "1100 noted"] == [row.seen for batch in job.take() for row in batch]
@@ -251,13 +249,12 @@ class Expiring(StatefulProcessor):
 
 
 def test_a_repeated_batch_sees_the_state_of_its_first_attempt(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time to live was removed: what had expired is decided by the time of the batch."""
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    options = {"timeMode": "ProcessingTime", "delivery": "direct", "noDataBatches": False}
-    job = Job(source, tmp_path, ["key"], Expiring(HOUR_MS), SEEN, options)
-    source.add([(1, 1)])
+    job.options = {"timeMode": "ProcessingTime", "delivery": "direct", "noDataBatches": False}
+    job.processor = Expiring(HOUR_MS)
+    job.source.add([(1, 1)])
     job.run()
     attempts: list[str] = []
 
@@ -265,12 +262,12 @@ def test_a_repeated_batch_sees_the_state_of_its_first_attempt(
         attempts.extend(row.seen for row in frame.collect())
         raise ValueError("the driver is killed here")
 
-    source.add([(1, 2)])
+    job.source.add([(1, 2)])
     with pytest.raises(Exception, match="killed here"):
         job.run(failing, processor=Expiring(None))
     later = wall_clock_ms() + 2 * HOUR_MS
     monkeypatch.setattr("statelog.spark.driver.state_location.wall_clock_ms", lambda: later)
-    source.add([(1, 3)])
+    job.source.add([(1, 3)])
     job.run(processor=Expiring(None))
     seen = [row.seen for batch in job.take() for row in batch]
     assert (["True"], ["False", "True", "True"]) == (attempts, seen)

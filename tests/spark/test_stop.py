@@ -30,9 +30,8 @@ def test_a_stop_in_mid_batch_ends_the_query_without_an_error(spark, tmp_path, ca
     out = transform_with_state(
         events.selectExpr("value AS key").groupBy("key"), Slow(), "key long", tasks=2
     )
-    query = (
-        out.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "job")).start()
-    )
+    writer = out.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "job"))
+    query = writer.start()
     for _ in range(300):
         if begun.exists():
             break
@@ -51,9 +50,8 @@ def test_a_job_that_another_cancels_is_reported_as_cancelled(spark, tmp_path, by
     out = transform_with_state(
         events.selectExpr("value AS key").groupBy("key"), Slow(), "key long", tasks=2
     )
-    query = (
-        out.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "job")).start()
-    )
+    writer = out.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "job"))
+    query = writer.start()
     tracker = spark.sparkContext.statusTracker()
     until = time.monotonic() + 60
     while query.isActive and time.monotonic() < until:
@@ -64,9 +62,9 @@ def test_a_job_that_another_cancels_is_reported_as_cancelled(spark, tmp_path, by
             else:
                 spark.sparkContext.cancelAllJobs()
         time.sleep(0.1)
-    said = (
+    message = (
         r"^UnavailableError: batch \d+ was not finished, because one of its Spark jobs was cancelled, but "
         r"not by the query's stop\(\): Job \d+ cancelled .*[^.]\. Nothing is lost: start the query "
     )
-    with pytest.raises(StreamingQueryException, match=said):
+    with pytest.raises(StreamingQueryException, match=message):
         query.awaitTermination(60)

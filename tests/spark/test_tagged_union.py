@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark.streams import BatchSource, wait, workers_get_by_value
+from tests.support.spark.streams import BatchSource, run_to_end
 
 from statelog.errors import UsageError
 from statelog.spark import tagged_union, transform_with_state
-
-workers_get_by_value(__name__)
 
 ORDERS = "id bigint, at timestamp, amount double, `a.b` string"
 PAYMENTS = "id bigint, at timestamp, paid bigint"
@@ -41,16 +39,14 @@ def test_rows_of_both_inputs_reach_one_key(spark: SparkSession, tmp_path: Path) 
     orders.add([(1, NOON, 2.5, "x"), (2, NOON, 3.5, None)])
     payments.add([(1, NOON + dt.timedelta(seconds=1), 7)])
     orders.add([])
-    payments.add(
-        [(2, NOON - dt.timedelta(minutes=9), 8)]
-    )  # in time: the watermark is the lower one
+    # In time: the watermark is the lower one.
+    payments.add([(2, NOON - dt.timedelta(minutes=9), 8)])
     inputs = {
         "order": orders.frame().withWatermark("at", "10 minutes"),
         "payment": payments.frame().withWatermark("at", "10 minutes"),
     }
     united = tagged_union(inputs, ["id"], event_time="at")
     assert united.columns == ["input", "id", "at", "order", "payment"]
-    delivered: list[list[Row]] = []
     frame = transform_with_state(
         united.groupBy("id"),
         Collect(),
@@ -58,14 +54,8 @@ def test_rows_of_both_inputs_reach_one_key(spark: SparkSession, tmp_path: Path) 
         timeMode="EventTime",
         stateLocation=str(tmp_path / "state"),
     )
-    query = (
-        frame.writeStream.option("checkpointLocation", str(tmp_path / "query"))
-        .foreachBatch(lambda batch, _: delivered.append(sorted(batch.collect())))
-        .trigger(availableNow=True)
-        .start()
-    )
-    wait(query)
-    assert delivered[:2] == [
+    delivered = run_to_end(frame, tmp_path / "query")
+    assert [sorted(rows) for rows in delivered[:2]] == [
         [Row(id=1, seen="2.5/x/None 7/None"), Row(id=2, seen="3.5/None/None")],
         [Row(id=2, seen="3.5/None/None 8/None")],
     ]

@@ -10,44 +10,37 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from tests.spark.idle_alarms import INPUT, OUTPUT, Alarm, told, until
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
 from tests.support.locations.sequence_entries import committed, objects
+from tests.support.spark.checkpoint_files import planned
+from tests.support.spark.idle_alarms import OUTPUT, Alarm, alarm_job, told
+from tests.support.spark.streams import BatchSource, Job, until
 
 from statelog.errors import CheckpointError, ProcessorError, UsageError
 from statelog.spark import StatefulProcessor, StatefulProcessorHandle, transform_with_state
-
-workers_get_by_value(__name__)
 
 TRIGGER_MS = 500
 
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path) -> Job:
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    return Job(source, tmp_path, ["key"], Alarm(), OUTPUT, {"timeMode": "ProcessingTime"})
-
-
-def batches(job: Job) -> int:
-    """Return the number of micro-batches Spark has planned."""
-    return len(list((job.folder / "query" / "offsets").glob("[0-9]*")))
+    return alarm_job(spark, tmp_path)
 
 
 def test_a_timer_fires_without_data_and_ticks_with_nothing_due_leave_no_trace(job: Job) -> None:
     every = {"processingTime": f"{TRIGGER_MS} milliseconds"}
     job.source.add([(1, 2_000), (2, 10**9)])
     query = job.start(trigger=every, tasks=2)
-    until(lambda: bool(told(job, "rang")), "the timer")
+    until(lambda: told(job, "rang"), "the timer")
     (rang,) = told(job, "rang")
     assert 1 == rang.key
     assert "None" == rang.kept  # its time to live ended before the timer
     query.processAllAvailable()
-    left = objects(job.state)
-    assert 2 == batches(job)  # the row's batch, the timer's batch
+    before = objects(job.state)
+    assert 2 == planned(job.query)  # the row's batch, the timer's batch
     time.sleep(3 * TRIGGER_MS / 1000)
     query.stop()
-    assert left == objects(job.state)
-    assert 2 == batches(job) == len(job.progress)
+    assert before == objects(job.state)
+    assert 2 == planned(job.query) == len(job.progress)
     job.source.add([(1, 0)])
     job.run(tasks=3)
     assert 2 == len(told(job, "rang"))
@@ -111,6 +104,20 @@ class Watch(StatefulProcessor):
         )
 
 
+START = 1_700_000_000
+
+
+def rows_at(*rows: tuple[int, int]) -> list[dict[str, int]]:
+    """Return rows of keys and seconds after `START`."""
+    return [{"key": key, "at": (START + seconds) * 1_000_000} for key, seconds in rows]
+
+
+def watch_job(kind: type[BatchSource], spark: SparkSession, folder: Path) -> Job:
+    source = kind(spark, folder / "in", "key bigint, at timestamp")
+    output = "key bigint, due bigint, watermark bigint"
+    return Job(source, folder, ["key"], Watch(), output, {"timeMode": "EventTime"})
+
+
 class TwoWatermarks(BatchSource):
     """A stream beside a slower one, each with its own watermark."""
 
@@ -123,28 +130,22 @@ class TwoWatermarks(BatchSource):
 def test_event_time_timers_fire_in_a_batch_without_data_by_the_policy_of_several_watermarks(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    source = TwoWatermarks(spark, tmp_path / "in", "key bigint, at timestamp")
-    output = "key bigint, due bigint, watermark bigint"
-    job = Job(source, tmp_path, ["key"], Watch(), output, {"timeMode": "EventTime"})
-    start = 1_700_000_000
-
-    def add(*rows: tuple[int, int]) -> None:
-        source.add([{"key": key, "at": (start + at) * 1_000_000} for key, at in rows])
+    job = watch_job(TwoWatermarks, spark, tmp_path)
 
     def take() -> list[set[tuple[Any, ...]]]:
         return [set(map(tuple, rows)) for rows in job.take()]
 
-    add(*((key, at) for key in (1, 2) for at in (0, 50, 150)))
+    job.source.add(rows_at(*((key, seconds) for key in (1, 2) for seconds in (0, 50, 150))))
     job.run()  # a batch without data follows: the watermark is the slower one's, 100 s behind
-    watermark = (start + 50) * 1000
-    fired = {(key, (start + at) * 1000, watermark) for key in (1, 2) for at in (0, 50)}
+    watermark = (START + 50) * 1000
+    fired = {(key, (START + at) * 1000, watermark) for key in (1, 2) for at in (0, 50)}
     assert [{(1, -1, 0), (2, -1, 0)}, fired] == take()
     job.run()
     assert [] == take()  # the watermark has not moved
     # A new query that adopts the state begins with its watermark: what is older is late for it.
-    for file in source.folder.glob("*.parquet"):
+    for file in job.source.folder.glob("*.parquet"):
         file.unlink()
-    add((1, 40), (1, 90))
+    job.source.add(rows_at((1, 40), (1, 90)))
     job.run(adopt=True, checkpointLocation=str(tmp_path / "other"))
     assert [{(1, -1, watermark)}] == take()
     assert 2 == job.progress[-1].rows  # of four: each row comes by both streams
@@ -163,33 +164,27 @@ class Distinct(BatchSource):
 
 
 def test_an_earlier_operator_advances_when_idle(spark: SparkSession, tmp_path: Path) -> None:
-    source = Distinct(spark, tmp_path / "in", "key bigint, at timestamp")
-    output = "key bigint, due bigint, watermark bigint"
-    job = Job(source, tmp_path, ["key"], Watch(), output, {"timeMode": "EventTime"})
-    start = 1_700_000_000
-
-    def add(*rows: tuple[int, int]) -> None:
-        source.add([{"key": key, "at": (start + at) * 1_000_000} for key, at in rows])
+    job = watch_job(Distinct, spark, tmp_path)
 
     def refuse(frame: DataFrame, batch_id: int) -> None:
         raise ConnectionError("no room")
 
-    add((1, 0), (1, 0), (2, 10))
+    job.source.add(rows_at((1, 0), (1, 0), (2, 10)))
     job.run(tasks=3)  # in a batch without data the watermark comes to 5 s
-    first = {row.due - start * 1000 for rows in job.take() for row in rows if row.due > 0}
+    first = {row.due - START * 1000 for rows in job.take() for row in rows if row.due > 0}
     assert {0} == first
-    left = objects(job.state)
+    before = objects(job.state)
     job.run()
     assert [] == job.take()
-    assert left == objects(job.state)  # nothing was committed
-    add((2, 10), (3, 9), (3, 90))
+    assert before == objects(job.state)  # nothing was committed
+    job.source.add(rows_at((2, 10), (3, 9), (3, 90)))
     with pytest.raises(Exception, match="no room"):
         job.run(sink=refuse, tasks=1)
-    add((3, 90), (4, 91))
+    job.source.add(rows_at((3, 90), (4, 91)))
     job.run(tasks=2)
     assert 1 == [progress.rows for progress in job.progress if progress.rows][-1]
-    told = Counter((row.key, row.due) for rows in job.take() for row in rows)
-    assert 1 == told[3, -1] == told[4, -1] == told[3, (start + 9) * 1000]
+    delivered = Counter((row.key, row.due) for rows in job.take() for row in rows)
+    assert 1 == delivered[3, -1] == delivered[4, -1] == delivered[3, (START + 9) * 1000]
 
 
 def test_what_event_time_needs_is_said_before_the_query_starts(job: Job) -> None:

@@ -13,9 +13,16 @@ import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import ROCKSDB, BatchSource, Job, wait, workers_get_by_value
-from tests.spark.versions import row_operator
+from tests.support.spark.processors import Totals, totals_job
+from tests.support.spark.streams import (
+    ON_ROCKSDB,
+    WITHOUT_NO_DATA,
+    BatchSource,
+    Job,
+    configured,
+    run_to_end,
+)
+from tests.support.spark.versions import row_operator
 
 from statelog.errors import CheckpointError, UsageError
 from statelog.spark import (
@@ -26,8 +33,6 @@ from statelog.spark import (
     with_initial_state,
 )
 from statelog.spark.rows.spark_versions import SPARK
-
-workers_get_by_value(__name__)
 
 HOUR = 3_600_000
 SCHEMA = "customer string, item string, n int, at timestamp"
@@ -78,16 +83,16 @@ class Everything(StatefulProcessor):
 
     def show(self) -> str:
         days = {tuple(day): plain(value) for day, value in self.by_day.iterator()}
-        shown = [
+        contents = [
             plain(self.total.get()),
             plain(self.seen.get()),
-            [plain(each) for each in self.items.get()],
-            [plain(each) for each in self.recent.get()],
+            [plain(item) for item in self.items.get()],
+            [plain(item) for item in self.recent.get()],
             sorted(days.items()),
-            sorted(plain(each) for each in self.fresh.iterator()),
+            sorted(plain(entry) for entry in self.fresh.iterator()),
             len(list(self.handle.listTimers())),
         ]
-        return repr(shown)
+        return repr(contents)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         self.take(key, rows, timerValues)
@@ -114,12 +119,10 @@ class EverythingInPandas(Everything):
 
 def plain(value: Any) -> Any:
     """Return a value of state by its content, whatever classes it has."""
-    if isinstance(value, Row):
-        return tuple(plain(each) for each in value)
     if isinstance(value, dict):
-        return {plain(key): plain(each) for key, each in sorted(value.items())}
-    if isinstance(value, list | tuple | np.ndarray):
-        return tuple(plain(each) for each in value)
+        return {plain(key): plain(part) for key, part in sorted(value.items())}
+    if isinstance(value, list | tuple | np.ndarray):  # a Row is a tuple
+        return tuple(plain(part) for part in value)
     if hasattr(value, "to_pydatetime"):  # of list state on Spark 4.0
         value = value.to_pydatetime().replace(tzinfo=None)
     if isinstance(value, np.integer):
@@ -162,29 +165,14 @@ class SparksQuery:
         initial: DataFrame | None = None,
         stream: DataFrame | None = None,
     ) -> list[list[Row]]:
-        spark, batches = self.source.spark, []
-        settings = {
-            "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-            # In the time mode ProcessingTime Spark would run batches without data for ever.
-            "spark.sql.streaming.noDataMicroBatches.enabled": str(
-                self.time_mode == "EventTime"
-            ).lower(),
-        }
-        for name, value in settings.items():
-            spark.conf.set(name, value)
-        try:
+        # In the time mode ProcessingTime Spark would run batches without data for ever.
+        no_data = dict.fromkeys(WITHOUT_NO_DATA, str(self.time_mode == "EventTime").lower())
+        with configured(self.source.spark, ON_ROCKSDB | no_data):
             grouped = (stream or self.source.frame()).groupBy(*keys)
             operator = grouped.transformWithStateInPandas if self.pandas else row_operator(grouped)
             state = None if initial is None else initial.groupBy(*keys)
             frame = operator(processor, output, "Update", self.time_mode, state)
-            writer = frame.writeStream.outputMode("update")
-            writer = writer.option("checkpointLocation", str(self.checkpoint))
-            writer = writer.foreachBatch(lambda batch, _: batches.append(sorted(batch.collect())))
-            wait(writer.trigger(availableNow=True).start())
-        finally:
-            for name in settings:
-                spark.conf.unset(name)
-        return batches
+            return [sorted(rows) for rows in run_to_end(frame, self.checkpoint, "update")]
 
 
 FLAVOURS = pytest.mark.parametrize("pandas", [False, True], ids=["rows", "pandas"])
@@ -207,16 +195,14 @@ def on_statelog(source: BatchSource, folder: Path, *, pandas: bool, **options: A
 def test_spark_continues_after_statelog(spark: SparkSession, tmp_path: Path, pandas: bool) -> None:
     whole = BatchSource(spark, tmp_path / "whole", SCHEMA)
     source = BatchSource(spark, tmp_path / "input", SCHEMA)
-    for rows in [*BEFORE, *AFTER]:
-        whole.add(rows)
+    whole.add_all([*BEFORE, *AFTER])
     processor: StatefulProcessor = EverythingInPandas() if pandas else Everything()
     reference = SparksQuery(whole, tmp_path / "reference", "ProcessingTime", pandas=pandas)
-    wanted = reference.run(processor, OUTPUT, ["customer"])
-    for rows in BEFORE:
-        source.add(rows)
+    expected = reference.run(processor, OUTPUT, ["customer"])
+    source.add_all(BEFORE)
     job = on_statelog(source, tmp_path, pandas=pandas)
     job.run()
-    assert [sorted(rows) for rows in job.take()] == wanted[:2]
+    assert [sorted(rows) for rows in job.take()] == expected[:2]
 
     frame = to_spark(spark, job.state, str(tmp_path / "export"))
     new = tmp_path / "new"
@@ -227,12 +213,11 @@ def test_spark_continues_after_statelog(spark: SparkSession, tmp_path: Path, pan
     times = [batch_time(tmp_path / "query", batch) for batch in (0, 1)]
     later = frame.where("customer = 'later'").select("statelog_expiry.seen", "statelog_timers")
     assert later.collect() == [Row(seen=times[0] + HOUR, statelog_timers=[times[0] + HOUR])]
-    for rows in AFTER:
-        source.add(rows)
+    source.add_all(AFTER)
     moved = SparksQuery(source, new, "ProcessingTime", pandas=pandas)
-    first, *found = moved.run(with_initial_state(processor), OUTPUT, ["customer"], frame)
+    first, *rest = moved.run(with_initial_state(processor), OUTPUT, ["customer"], frame)
     assert first == []
-    assert found == wanted[2:]
+    assert rest == expected[2:]
     # The time to live restarts at the last micro-batch of the old query, which wrote "a" too.
     stored = spark.read.format("statestore").option("stateVarName", "seen").load(str(new))
     expiry = stored.select("key.customer", "value.ttlExpirationMs")
@@ -240,8 +225,8 @@ def test_spark_continues_after_statelog(spark: SparkSession, tmp_path: Path, pan
     # Neither the wrapper nor the exported state is needed any more.
     shutil.rmtree(tmp_path / "export")
     shutil.rmtree(job.state)
-    for each in whole, source:
-        each.add([order("later", "pen", 1), order("c", "bag", 6)])
+    for source_of_rows in (whole, source):
+        source_of_rows.add([order("later", "pen", 1), order("c", "bag", 6)])
     again = reference.run(processor, OUTPUT, ["customer"])
     assert again == moved.run(processor, OUTPUT, ["customer"])
     assert [row.customer for row in again[0]] == ["c", "due", "later"]
@@ -312,12 +297,10 @@ def test_event_time_timers_and_late_rows(spark: SparkSession, tmp_path: Path, pa
         return of.frame().withWatermark("at", "10 minutes")
 
     reference = SparksQuery(whole, tmp_path / "reference", "EventTime", pandas=pandas)
-    for rows in before:
-        whole.add(rows)
-        source.add(rows)
-    wanted = reference.run(processor, output, ["key"], stream=watermarked(whole))
+    for source_of_rows in (whole, source):
+        source_of_rows.add_all(before)
+    expected = reference.run(processor, output, ["key"], stream=watermarked(whole))
     transform = transform_with_state_in_pandas if pandas else transform_with_state
-    found: list[list[Row]] = []
     stream = transform(
         watermarked(source).groupBy("key"),
         processor,
@@ -325,35 +308,30 @@ def test_event_time_timers_and_late_rows(spark: SparkSession, tmp_path: Path, pa
         timeMode="EventTime",
         stateLocation=str(tmp_path / "state"),
     )
-    old = str(tmp_path / "query")
-    writer = stream.writeStream.option("checkpointLocation", old)
-    writer = writer.foreachBatch(lambda batch, _: found.append(sorted(batch.collect())))
-    wait(writer.trigger(availableNow=True).start())
-    assert [rows for rows in found if rows] == [rows for rows in wanted if rows]
+    delivered = run_to_end(stream, tmp_path / "query")
+    assert [sorted(rows) for rows in delivered if rows] == [rows for rows in expected if rows]
 
     frame = to_spark(spark, tmp_path / "state", str(tmp_path / "export"))
-    spark_checkpoint(spark, old, tmp_path / "state", str(tmp_path / "new"))
-    for rows in after:
-        whole.add(rows)
-        source.add(rows)
-    wanted = reference.run(processor, output, ["key"], stream=watermarked(whole))
+    spark_checkpoint(spark, str(tmp_path / "query"), tmp_path / "state", str(tmp_path / "new"))
+    for source_of_rows in (whole, source):
+        source_of_rows.add_all(after)
+    expected = reference.run(processor, output, ["key"], stream=watermarked(whole))
     moved = SparksQuery(source, tmp_path / "new", "EventTime", pandas=pandas)
-    found = moved.run(
+    delivered = moved.run(
         with_initial_state(processor), output, ["key"], frame, stream=watermarked(source)
     )
-    assert found[0] == []
-    assert [rows for rows in found if rows] == [rows for rows in wanted if rows]
-    ends = [row for rows in wanted for row in rows if row.ends > 0]
+    assert delivered[0] == []
+    assert [rows for rows in delivered if rows] == [rows for rows in expected if rows]
+    ends = [row for rows in expected for row in rows if row.ends > 0]
     assert len(ends) == 5, "timers of before and after fired"
 
 
 def test_a_state_that_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "input", INPUT)
-    job = Job(source, tmp_path, ["key"], Totals(), TOTALS)
+    job = totals_job(spark, tmp_path)
     old, target, state = str(tmp_path / "query"), str(tmp_path / "target"), job.state
     with pytest.raises(UsageError, match="state"):
         to_spark(spark, state, target)
-    source.add([(1, 10), (2, 20)])
+    job.source.add([(1, 10), (2, 20)])
     job.run()
     with pytest.raises(CheckpointError, match="checkpoint 7") as raised:
         to_spark(spark, state, target, checkpoint=7)
@@ -373,27 +351,22 @@ def test_a_state_that_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: 
         spark_checkpoint(spark, old, state, str(tmp_path / "new"), checkpoint=7)
     assert raised.value.reason == "not_found"
     with pytest.raises(UsageError, match=r"of query \(none\), but the state is that of query"):
-        spark_checkpoint(spark, str(tmp_path / "input"), state, str(tmp_path / "new"))
-    spark.conf.set("spark.sql.streaming.fileSource.log.compactInterval", "2")
-    try:
-        with pytest.raises(UsageError, match="is less than 3"):
-            spark_checkpoint(spark, old, state, str(tmp_path / "new"))
-    finally:
-        spark.conf.unset("spark.sql.streaming.fileSource.log.compactInterval")
+        spark_checkpoint(spark, str(tmp_path / "in"), state, str(tmp_path / "new"))
+    compacting = configured(spark, {"spark.sql.streaming.fileSource.log.compactInterval": "2"})
+    with compacting, pytest.raises(UsageError, match="is less than 3"):
+        spark_checkpoint(spark, old, state, str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 
 def test_exported_state_begins_with_other_key_groups(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "input", INPUT)
-    source.add([(key, key) for key in range(50)])
-    job = Job(source, tmp_path / "old", ["key"], Totals(), TOTALS, {"maxParallelism": 8})
+    job = totals_job(spark, tmp_path / "old", maxParallelism=8)
+    job.source.add([(key, key) for key in range(50)])
     job.run()
     frame = to_spark(spark, job.state, str(tmp_path / "export"))
     assert frame.count() == 50
-    rest = BatchSource(spark, tmp_path / "rest", INPUT)
-    rest.add([(key, 100) for key in range(50)])
-    options = {"maxParallelism": 300, "initialState": frame.groupBy("key")}
-    new = Job(rest, tmp_path / "new", ["key"], with_initial_state(Totals()), TOTALS, options)
+    options: dict[str, Any] = {"maxParallelism": 300, "initialState": frame.groupBy("key")}
+    new = totals_job(spark, tmp_path / "new", with_initial_state(Totals()), **options)
+    new.source.add([(key, 100) for key in range(50)])
     new.run()
     (rows,) = new.take()
     assert sorted(rows) == [Row(key=key, total=key + 100, rows=2) for key in range(50)]

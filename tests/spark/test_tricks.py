@@ -2,14 +2,12 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
-from tests.spark import processors
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from pyspark.sql import SparkSession
+from tests.support.spark.processors import INPUT, TOTALS, Totals, totals_of
+from tests.support.spark.streams import BatchSource, Job, in_order, run_to_end
 
 from statelog.extensions.columns.aggregation import pre_aggregation
 from statelog.spark import aggregate
@@ -17,42 +15,28 @@ from statelog.spark import functions as F
 from statelog.spark.jvm import frames, python_job
 from statelog.spark.jvm.tricks import Trick
 
-workers_get_by_value(processors.__name__)
-
 BATCHES = [[(key, 10 * batch + key) for key in range(7)] for batch in range(3)]
 
 
 @pytest.fixture
 def source(spark: SparkSession, tmp_path: Path) -> BatchSource:
     source = BatchSource(spark.newSession(), tmp_path / "in", INPUT)
-    for batch in BATCHES:
-        source.add(batch)
+    source.add_all(BATCHES)
     return source
-
-
-def totals() -> list[list[tuple[Any, ...]]]:
-    model = TotalsModel()
-    return [model.apply(batch) for batch in BATCHES]
 
 
 def run(source: BatchSource, folder: Path, delivery: str, tasks: int = 2) -> None:
     job = Job(source, folder, ["key"], Totals(), TOTALS)
     job.run(delivery=delivery, tasks=tasks)
-    assert totals() == [sorted(map(tuple, rows)) for rows in job.take()]
+    assert totals_of(BATCHES) == job.take_in_order()
 
 
 def run_aggregate(source: BatchSource, folder: Path) -> None:
     stream = aggregate(
         source.frame().groupBy("key"), F.sum("amount").alias("total"), F.count().alias("n"), tasks=2
     )
-    batches: list[list[tuple[Any, ...]]] = []
-
-    def sink(frame: DataFrame, batch_id: int) -> None:
-        batches.append(sorted(map(tuple, frame.collect())))
-
-    writer = stream.writeStream.option("checkpointLocation", str(folder / "query"))
-    wait(writer.foreachBatch(sink).trigger(availableNow=True).start())
-    assert totals() == batches
+    delivered = run_to_end(stream, folder / "query")
+    assert totals_of(BATCHES) == [in_order(rows) for rows in delivered]
 
 
 def refuse_tricks(monkeypatch: pytest.MonkeyPatch) -> None:

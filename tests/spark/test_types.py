@@ -9,9 +9,7 @@ from typing import Any
 
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark.streams import BatchSource, Job, run_on_spark, workers_get_by_value
-
-workers_get_by_value(__name__)
+from tests.support.spark.streams import BatchSource, Job, configured, run_on_spark
 
 ATOMIC = {
     "boolean": [True, False],
@@ -44,7 +42,7 @@ NESTED = {
     "struct<s: struct<m: map<string, bigint>>>": [{"s": {"m": {"k": 1}}}, {"s": None}],
 }
 KINDS = [*ATOMIC, *NESTED]
-COLUMNS = [f"c{at}" for at in range(len(KINDS))]
+COLUMNS = [f"c{number}" for number in range(len(KINDS))]
 FIELDS = ", ".join(f"{name} {kind}" for name, kind in zip(COLUMNS, KINDS, strict=True))
 KEYS = COLUMNS[: len(ATOMIC)]
 
@@ -52,7 +50,7 @@ KEYS = COLUMNS[: len(ATOMIC)]
 def rows() -> list[tuple[Any, ...]]:
     """Return rows with either value, and null, in every column."""
     values = {**ATOMIC, **NESTED}
-    first, second = ([values[kind][at] for kind in KINDS] for at in (0, 1))
+    first, second = ([values[kind][sample] for kind in KINDS] for sample in (0, 1))
     return [(1, *first), (1, *first), (2, *second), (3, *([None] * len(KINDS)))]
 
 
@@ -63,10 +61,10 @@ class Witness(StatefulProcessor):
         self.count = handle.getValueState("count", "n bigint")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        given = sorted(map(repr, rows))
-        count = (self.count.get() or (0,))[0] + len(given)
+        texts = sorted(map(repr, rows))
+        count = (self.count.get() or (0,))[0] + len(texts)
         self.count.update((count,))
-        yield Row(key=repr(key), rows="\n".join(given), count=count)
+        yield Row(key=repr(key), rows="\n".join(texts), count=count)
 
 
 WITNESSED = "key string, rows string, count bigint"
@@ -79,10 +77,13 @@ def source_of(spark: SparkSession, tmp_path: Path) -> BatchSource:
 
 
 def test_keys_and_rows_are_those_of_spark(spark: SparkSession, tmp_path: Path, zone: str) -> None:
-    source = source_of(spark, tmp_path)
-    job = Job(source, tmp_path, KEYS, Witness(), WITNESSED)
+    check_over_a_restart(Job(source_of(spark, tmp_path), tmp_path, KEYS, Witness(), WITNESSED))
+
+
+def check_over_a_restart(job: Job) -> None:
+    """Check that two runs with different numbers of tasks give what Spark's operator gives."""
     job.run(tasks=2)
-    source.add(rows())
+    job.source.add(rows())
     job.run(tasks=3)
     expected = [sorted(batch) for batch in run_on_spark(job)]
     assert expected == [sorted(batch) for batch in job.take()]
@@ -116,18 +117,13 @@ class Keeper(StatefulProcessor):
         yield Row(id=key[0], seen="\n".join(seen))
 
 
-MAP_KEY = ", ".join(f"k{at} {kind}" for at, kind in enumerate(ATOMIC))
+MAP_KEY = ", ".join(f"k{number} {kind}" for number, kind in enumerate(ATOMIC))
 
 
 def test_state_values_come_back_as_on_spark(spark: SparkSession, tmp_path: Path) -> None:
-    source = source_of(spark, tmp_path)
     samples = {row[0]: row[1:] for row in rows()}
-    job = Job(source, tmp_path, ["id"], Keeper(samples), "id int, seen string")
-    job.run(tasks=2)
-    source.add(rows())
-    job.run(tasks=3)
-    expected = [sorted(batch) for batch in run_on_spark(job)]
-    assert expected == [sorted(batch) for batch in job.take()]
+    source = source_of(spark, tmp_path)
+    check_over_a_restart(Job(source, tmp_path, ["id"], Keeper(samples), "id int, seen string"))
 
 
 OUTPUT_KINDS = {
@@ -148,7 +144,7 @@ OUTPUT_KINDS = {
     "map<int, array<map<string, double>>>": {1: [{"x": 0.5, "y": None}]},
     "array<decimal(5,1)>": [decimal.Decimal("1.5"), 2],
 }
-OUTPUT_COLUMNS = [f"c{at}" for at in range(len(OUTPUT_KINDS))]
+OUTPUT_COLUMNS = [f"c{number}" for number in range(len(OUTPUT_KINDS))]
 OUTPUTS = ", ".join(
     f"{name} {kind}" for name, kind in zip(OUTPUT_COLUMNS, OUTPUT_KINDS, strict=True)
 )
@@ -172,8 +168,7 @@ def test_yielded_rows_become_those_of_spark(spark: SparkSession, tmp_path: Path)
     source = BatchSource(spark, tmp_path / "in", "id int")
     source.add([(1,), (2,)])
     job = Job(source, tmp_path, ["id"], Yielder(), f"id int, how string, {OUTPUTS}")
-    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
-    try:
+    with configured(spark, {"spark.sql.session.timeZone": "America/New_York"}):
         expected = [sorted(batch, key=repr) for batch in run_on_spark(job)]
         for number, settings in enumerate(
             ({}, {"stream.data-inline-threshold": 0}, {"delivery": "direct"})
@@ -185,6 +180,4 @@ def test_yielded_rows_become_those_of_spark(spark: SparkSession, tmp_path: Path)
                 **settings,
             )
             assert expected == [sorted(batch, key=repr) for batch in job.take()]
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert 8 == len(expected[0])

@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 from examples import fraud
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row, SparkSession
-from tests.spark import processors
-from tests.spark.checkpoint_files import InTime, in_order
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, wait, workers_get_by_value
+from tests.support.spark.checkpoint_files import InTime
+from tests.support.spark.processors import TOTALS, Totals, totals_job, totals_of
+from tests.support.spark.streams import BatchSource, Job, run_to_end
 
 import statelog
 from statelog.errors import CheckpointError, UsageError
 from statelog.spark import transform_with_state, what_if
 
-workers_get_by_value(processors.__name__)
-workers_get_by_value(__name__)
-workers_get_by_value(fraud.__name__)
+cloudpickle.register_pickle_by_value(fraud)
 
 BATCHES = [
     [(1, 10), (2, 20)],
@@ -48,24 +46,22 @@ class Capped(Totals):
 
 def job_of(spark: SparkSession, folder: Path, options: dict[str, Any]) -> Job:
     kind = InTime if options.get("timeMode") == "EventTime" else BatchSource
-    source = kind(spark, folder / "in", INPUT)
-    return Job(source, folder, ["key"], Totals(), TOTALS, {"retainedCheckpoints": 3, **options})
+    settings = {"retainedCheckpoints": 3, **options}
+    return totals_job(spark, folder, kind=kind, **settings)
 
 
 def stream_of(job: Job, processor: Totals) -> DataFrame:
-    options = {name: one for name, one in job.options.items() if name != "delivery"}
+    options = {name: value for name, value in job.options.items() if name != "delivery"}
     return transform_with_state(job.source.frame().groupBy("key"), processor, TOTALS, **options)
 
 
 def run_batches(job: Job, batches: list[list[tuple[int, int]]]) -> None:
-    for rows in batches:
-        job.source.add(rows)
+    job.source.add_all(batches)
     job.run()
 
 
 def fork_of(job: Job, name: str = "next") -> statelog.Fork:
-    place = job.folder / name
-    return statelog.fork(job.state, place / "statelog")
+    return statelog.fork(job.state, job.folder / name / "statelog")
 
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
@@ -77,16 +73,22 @@ def test_the_same_code_differs_in_nothing(
     fork = fork_of(job)
     run_batches(job, BATCHES[2:])
     seen: list[tuple[int, int]] = []
-    found = what_if(
+    comparison = what_if(
         fork,
         stream_of(job, Totals()),
         current=stream_of(job, Totals()),
         on_batch=lambda batch, last: seen.append((batch, last)),
     )
-    assert (found.is_same, found.reproducible, found.not_compared) == (True, True, ())
-    assert sum(one.input_rows for one in found.batches) == sum(map(len, BATCHES[2:]))
-    assert seen == [(one.batch_id, found.batches[-1].batch_id) for one in found.batches]
-    assert "0 added, 0 removed" in str(found)
+    assert (comparison.is_same, comparison.reproducible, comparison.not_compared) == (
+        True,
+        True,
+        (),
+    )
+    assert sum(batch.input_rows for batch in comparison.batches) == sum(map(len, BATCHES[2:]))
+    assert seen == [
+        (batch.batch_id, comparison.batches[-1].batch_id) for batch in comparison.batches
+    ]
+    assert "0 added, 0 removed" in str(comparison)
     tags = {tag.kind.value for tag in statelog.tags(job.state)}
     assert tags == {"fork"}  # of the fork itself; what kept the compared checkpoint is gone
     assert not list(tmp_path.glob("next/statelog-current*/*/*"))
@@ -99,35 +101,28 @@ def test_changed_code_differs_where_it_changes(spark: SparkSession, tmp_path: Pa
     run_batches(job, BATCHES[2:5])
     until = statelog.open(job.state).checkpoints()[-1].checkpoint_id
     run_batches(job, BATCHES[5:])
-    found = what_if(fork, stream_of(job, Capped()), until=until)
+    comparison = what_if(fork, stream_of(job, Capped()), until=until)
     assert [(4, "removed", 5, 100), (4, "added", 5, 50)] == [
         (row["batch_id"], row["change"], row["key"], row["total"])
-        for row in found.outputs.to_pylist()
+        for row in comparison.outputs.to_pylist()
     ]
-    [table] = found.state.values()
-    [row] = table.to_pylist()
+    (table,) = comparison.state.values()
+    (row,) = table.to_pylist()
     assert ("update", 5, 100, 50) == (
         row["change"],
         row["key.key"],
         row["before.total"]["total"],
         row["after.total"]["total"],
     )
-    assert not found.is_same
-    assert "keys whose state differs in transform_with_state: 1\n" in str(found)
+    assert not comparison.is_same
+    assert "keys whose state differs in transform_with_state: 1\n" in str(comparison)
     with pytest.raises(CheckpointError, match="has already run on the fork"):
         what_if(fork, stream_of(job, Capped()), until=until)
     # Switch: the changed query goes on from the fork, with the rows that follow.
     assert fork.query is not None
     successor = Job(job.source, tmp_path / "successor", ["key"], Capped(), TOTALS)
-    wait(
-        successor.start(
-            checkpointLocation=fork.query.checkpoint_location, stateLocation=fork.location
-        )
-    )
-    model = TotalsModel()
-    for rows in BATCHES[:5]:
-        model.apply(rows)
-    assert [model.apply(BATCHES[5])] == [in_order(rows) for rows in successor.take()]
+    successor.run(checkpointLocation=fork.query.checkpoint_location, stateLocation=fork.location)
+    assert totals_of(BATCHES)[5:] == successor.take_in_order()
 
 
 def test_what_cannot_be_compared_is_said(spark: SparkSession, tmp_path: Path) -> None:
@@ -139,9 +134,9 @@ def test_what_cannot_be_compared_is_said(spark: SparkSession, tmp_path: Path) ->
     with pytest.raises(UsageError, match="transform_with_state"):
         what_if(fork, spark.range(1))
     run_batches(job, BATCHES[2:4])
-    found = what_if(fork, stream_of(job, Totals()))
-    assert found.not_compared == tuple(batch.batch_id for batch in found.batches)
-    assert found.is_same  # the state was compared
+    comparison = what_if(fork, stream_of(job, Totals()))
+    assert comparison.not_compared == tuple(batch.batch_id for batch in comparison.batches)
+    assert comparison.is_same  # the state was compared
 
 
 class WrongRule(fraud.FraudRule):
@@ -189,8 +184,7 @@ def test_the_planted_bug_of_the_fraud_rule_is_found(spark: SparkSession, tmp_pat
         )
 
     def run_rule() -> None:
-        writer = alerts(fraud.FraudRule()).writeStream.option("checkpointLocation", str(place))
-        wait(writer.foreachBatch(lambda rows, batch: None).trigger(availableNow=True).start())
+        run_to_end(alerts(fraud.FraudRule()), place)
 
     payments(folder, 0, [("anna", 0, 0.5), ("bob", 1, 20.0)])
     run_rule()
@@ -198,9 +192,9 @@ def test_the_planted_bug_of_the_fraud_rule_is_found(spark: SparkSession, tmp_pat
     payments(folder, 1, [("anna", 5, 900.0), ("bob", 6, 0.2)])
     payments(folder, 2, [("bob", 20, 30.0), ("anna", 200, 10.0)])
     run_rule()
-    found = what_if(fork, alerts(WrongRule()), current=alerts(fraud.FraudRule()))
-    print(found)
-    assert found.reproducible
+    comparison = what_if(fork, alerts(WrongRule()), current=alerts(fraud.FraudRule()))
+    print(comparison)
+    assert comparison.reproducible
     assert {("removed", "anna", 900.0), ("added", "bob", 30.0)} == {
-        (row["change"], row["account"], row["amount"]) for row in found.outputs.to_pylist()
+        (row["change"], row["account"], row["amount"]) for row in comparison.outputs.to_pylist()
     }

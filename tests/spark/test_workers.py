@@ -11,33 +11,25 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark import processors
-from tests.spark.checkpoint_files import in_order
-from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsModel
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.house.sources import ROOT
 from tests.support.locations.sequence_entries import objects
+from tests.support.spark.processors import PromptTotals, SlowTotals, totals_job, totals_of
+from tests.support.spark.streams import Job
 
 from statelog.checkpoint import collect_garbage
 from statelog.store import open_store
 
-workers_get_by_value(processors.__name__)
-
-
-@pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
-    return Job(BatchSource(spark, tmp_path / "in", INPUT), tmp_path, ["key"], Totals(), TOTALS)
-
 
 def children() -> dict[int, list[int]]:
     """Return the process ids of all children by parent."""
-    found: dict[int, list[int]] = {}
+    by_parent: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it has ended
-        found.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    return found
+        by_parent.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    return by_parent
 
 
 def workers_of_this_session() -> list[int]:
@@ -72,10 +64,8 @@ def command_of(pid: int) -> str:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="workers are found in /proc")
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 def test_idle_workers_may_be_killed_between_batches(job: Job, delivery: str) -> None:
-    model = TotalsModel()
     batches = [[(key, batch + key) for key in range(30)] for batch in range(5)]
-    for rows in batches:
-        job.source.add(rows)
+    job.source.add_all(batches)
     killed: list[int] = []
 
     def kill(frame: Any, batch_id: int) -> None:
@@ -87,50 +77,38 @@ def test_idle_workers_may_be_killed_between_batches(job: Job, delivery: str) -> 
 
     job.run(kill, delivery=delivery, tasks=2)
     assert killed
-    assert [model.apply(rows) for rows in batches] == [in_order(rows) for rows in job.take()]
+    assert totals_of(batches) == job.take_in_order()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only has TCP_QUICKACK")
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 def test_a_task_does_not_wait_for_its_connection(job: Job, delivery: str) -> None:
-    for _ in range(2):
-        job.source.add([(1, 1), (2, 2)])
-    job.run(delivery=delivery, tasks=2, processor=processors.PromptTotals())
-    assert [in_order(rows) for rows in job.take()] == [
+    job.source.add_all([[(1, 1), (2, 2)]] * 2)
+    job.run(delivery=delivery, tasks=2, processor=PromptTotals())
+    assert job.take_in_order() == [
         [(1, 1, 1), (2, 2, 1)],
         [(1, 2, 1), (2, 4, 1)],
     ]
 
 
 def test_a_query_keeps_its_worker_beside_another(spark: SparkSession, tmp_path: Path) -> None:
-    jobs = [
-        Job(
-            BatchSource(spark, tmp_path / f"in-{name}", INPUT),
-            tmp_path / name,
-            ["key"],
-            SlowTotals(),
-            TOTALS,
-            {"tasks": 1},
-        )
-        for name in ("one", "two")
-    ]
+    jobs = [totals_job(spark, tmp_path / name, SlowTotals(), tasks=1) for name in ("a", "b")]
     for job in jobs:
-        for _ in range(5):
-            job.source.add([(1, 1)])
-    one, two = jobs
-    query = one.start(trigger={"processingTime": "0 seconds"})
+        job.source.add_all([[(1, 1)]] * 5)
+    long, short = jobs
+    query = long.start(trigger={"processingTime": "0 seconds"})
     try:
-        two.run()  # their tasks run at the same time
+        short.run()  # their tasks run at the same time
         query.processAllAvailable()
         for _ in range(5):
-            one.source.add([(1, 1)])
+            long.source.add([(1, 1)])
             query.processAllAvailable()
     finally:
         query.stop()
     assert [10, 5] == [len(job.progress) for job in jobs]
     for job in jobs:
         assert [0] * len(job.progress) == [report.catch_up["replayed"] for report in job.progress]
-    assert (1, 10, 10) == tuple(one.take()[-1][0])
+    assert (1, 10, 10) == tuple(long.take()[-1][0])
 
 
 def test_the_driver_forgets_the_answers_of_tasks(job: Job) -> None:
@@ -140,41 +118,30 @@ def test_the_driver_forgets_the_answers_of_tasks(job: Job) -> None:
 
     def look(frame: Any, batch: int) -> None:
         frame.collect()
-        seen.append(any(one.value for one in _accumulatorRegistry.values()))
+        seen.append(any(answers.value for answers in _accumulatorRegistry.values()))
 
-    for _ in range(3):
-        job.source.add([(1, 1), (2, 2)])
+    job.source.add_all([[(1, 1), (2, 2)]] * 3)
     job.run(look, delivery="direct", tasks=2)
     assert [True] * 3 == seen  # those of its own micro-batch
-    assert not [one for one in _accumulatorRegistry.values() if one.value]
+    assert not any(answers.value for answers in _accumulatorRegistry.values())
 
 
 @pytest.mark.parametrize(("delivery", "inline_bytes"), [("staged", 0), ("direct", 1024 * 1024)])
 def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes: int) -> None:
-    job.source.add([(1, 1), (2, 2), (2, 3)])
-    job.source.add([(1, 1)])
+    job.source.add_all([[(1, 1), (2, 2), (2, 3)], [(1, 1)]])
     seen: list[set[str]] = [set()]
-
-    def look(frame: Any, batch_id: int) -> None:
-        job.collect(frame, batch_id)
-
-    made: list[int] = []
+    new_objects: list[int] = []
     sizes: list[int] = []
 
     def count(progress: Any) -> None:
         job.progress.append(progress)
         now = objects(job.state)
-        made.append(len(now - seen[-1]))
+        new_objects.append(len(now - seen[-1]))
         sizes.append(sum((job.state / name).stat().st_size for name in now - seen[-1]))
         seen.append(now)
 
-    job.run(
-        look,
-        delivery=delivery,
-        **{"stream.data-inline-threshold": inline_bytes},
-        tasks=2,
-        on_progress=count,
-    )
+    inline = {"stream.data-inline-threshold": inline_bytes}
+    job.run(delivery=delivery, tasks=2, on_progress=count, **inline)
     first, second = job.progress
     assert (0, 1, 2, 3, 2, 2) == (
         first.batch_id,
@@ -186,10 +153,10 @@ def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes:
     )
     assert (1, 1, 1, 1) == (second.batch_id, second.rows, second.keys, second.output_rows)
     assert (0, 2) == (first.state_entries, second.state_entries)
-    assert made == [first.objects, second.objects]
+    assert new_objects == [first.objects, second.objects]
     assert sizes == [first.object_bytes, second.object_bytes]
     if inline_bytes:
-        assert [1, 1] == made
+        assert [1, 1] == new_objects
     assert first.log_bytes < second.log_bytes
     assert not first.replayed
     parts = {name: ms for name, ms in first.milliseconds.items() if name != "total"}
@@ -204,20 +171,16 @@ from pathlib import Path
 from statelog.demo.java import prepare_environment
 prepare_environment()
 from pyspark.sql import SparkSession
-from tests.spark import processors, streams
+from tests.support.spark.processors import totals_job
 
-streams.workers_get_by_value("tests.spark.processors")
-folder = Path(sys.argv[1])
 spark = (
     SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
     .config("spark.driver.memory", "512m").config("spark.driver.host", "127.0.0.1").getOrCreate()
 )
 spark.sparkContext.setLogLevel("OFF")
-source = streams.BatchSource(spark, folder / "in", processors.INPUT)
-for batch in range(3):
-    source.add([(key, batch) for key in range(20)])
 for delivery in ("staged", "direct"):
-    job = streams.Job(source, folder / delivery, ["key"], processors.Totals(), processors.TOTALS)
+    job = totals_job(spark, Path(sys.argv[1]) / delivery)
+    job.source.add_all([(key, batch) for key in range(20)] for batch in range(3))
     job.run(tasks=2, **{"stream.data-inline-threshold": 0}, delivery=delivery)
     for batch_id, rows in job.delivered:
         print(delivery, batch_id, sorted(map(tuple, rows)))
@@ -229,10 +192,10 @@ def test_a_retried_task_counts_once_and_its_leftovers_are_swept(tmp_path: Path) 
     (tmp_path / "sitecustomize.py").write_text(FIRST_ATTEMPT_FAILS)
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
         "PYSPARK_PYTHON": sys.executable,
     }
-    done = subprocess.run(
+    program = subprocess.run(
         [sys.executable, "-c", RETRY, str(tmp_path)],
         env=environment,
         capture_output=True,
@@ -240,15 +203,15 @@ def test_a_retried_task_counts_once_and_its_leftovers_are_swept(tmp_path: Path) 
         timeout=250,
         check=False,
     )
-    assert 0 == done.returncode, done.stderr[-3000:]
-    expected = []
-    for delivery in ("staged", "direct"):
-        model = TotalsModel()
-        for batch in range(3):
-            rows = sorted(model.apply([(key, batch) for key in range(20)]))
-            expected.append(f"{delivery} {batch} {rows}")
+    assert 0 == program.returncode, program.stderr[-3000:]
+    totals = totals_of([[(key, batch) for key in range(20)] for batch in range(3)])
+    expected = [
+        f"{delivery} {batch} {sorted(rows)}"
+        for delivery in ("staged", "direct")
+        for batch, rows in enumerate(totals)
+    ]
     prefixes = ("staged ", "direct ")
-    assert expected == [line for line in done.stdout.splitlines() if line.startswith(prefixes)]
+    assert expected == [line for line in program.stdout.splitlines() if line.startswith(prefixes)]
     # Two tasks in three batches: changes, and with staged delivery rows, in files of their own.
     assert ["dstl"] * 6 + ["output"] * 6 == swept_folders(tmp_path / "staged" / "state")
     assert ["dstl"] * 6 == swept_folders(tmp_path / "direct" / "state")

@@ -18,10 +18,9 @@ from pyspark.errors import (
 )
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.spark import processors
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import BatchSource, wait, workers_get_by_value
 from tests.support.locations.sequence_entries import committed
+from tests.support.spark.processors import INPUT, TOTALS, Totals
+from tests.support.spark.streams import BatchSource, configured, in_order, until, wait
 
 from statelog.checkpoint.history import Entries
 from statelog.errors import CheckpointError, InvalidOptionsError, UsageError
@@ -29,9 +28,6 @@ from statelog.spark import StatefulStreamWriter, transform_with_state
 from statelog.spark.jvm.gateway import streaming_class, with_setting
 from statelog.spark.jvm.queries import LOCAL_LOGS, LOG_FILES
 from statelog.store import open_store
-
-workers_get_by_value(processors.__name__)
-workers_get_by_value(__name__)
 
 ROWS = [(1, 5), (2, 7), (3, 9)]
 DUE = [(1, 5, 1), (2, 7, 1), (3, 9, 1)]
@@ -106,20 +102,18 @@ def test_rows_reach_every_kind_of_sink(
     finished(writer.start(format="json", queryName="files"))
     assert {"key=1", "key=2", "key=3"} <= set(os.listdir(files))
     assert 3 == len(list((tmp_path / "files").glob("*/*.json.gz")))
-    assert DUE == sorted(
-        map(tuple, spark.read.json(files).select("key", "total", "rows").collect())
-    )
+    assert DUE == in_order(spark.read.json(files).select("key", "total", "rows").collect())
 
     finished(
         writer_of("c").toTable("written", format="orc", outputMode="append", partitionBy="key")
     )
     table = spark.table("written")
-    assert DUE == sorted(map(tuple, table.select("key", "total", "rows").collect()))
+    assert DUE == in_order(table.select("key", "total", "rows").collect())
     detail = {row.col_name: row.data_type for row in spark.sql("DESC EXTENDED written").collect()}
     assert "orc" == detail["Provider"].lower()
 
     finished(writer_of("d").format("memory").queryName("remembered").start())
-    assert DUE == sorted(map(tuple, spark.table("remembered").collect()))
+    assert DUE == in_order(spark.table("remembered").collect())
     finished(writer_of("e").format("console").option("numRows", 1).start())
     assert "only showing top 1 row" in capsys.readouterr().out
 
@@ -140,12 +134,9 @@ def test_the_checkpoint_is_found_as_spark_finds_it(
         writer_of().format("parquet").start(str(tmp_path / "files"))
     with pytest.raises(UsageError, match=r"needs \.option\('checkpointLocation'"):
         writer_of().toTable("never")
-    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "all"))
-    try:
+    with configured(spark, {"spark.sql.streaming.checkpointLocation": str(tmp_path / "all")}):
         finished(writer_of().format("noop").queryName("mine").start())
         finished(writer_of().format("noop").start())
-    finally:
-        spark.conf.unset("spark.sql.streaming.checkpointLocation")
     assert committed(tmp_path / "all" / "mine" / "statelog")
     assert 2 == len(list((tmp_path / "all").iterdir()))
 
@@ -154,14 +145,6 @@ def checkpoint_of(query: StreamingQuery) -> Path:
     """The folder of a query, as Spark knows it."""
     root: str = query._jsq.streamingQuery().resolvedCheckpointRoot()
     return Path(root.removeprefix("file:"))
-
-
-def stays(folder: Path) -> bool:
-    """Return whether a folder is still there; waits for it to go."""
-    until = time.monotonic() + 60
-    while folder.exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    return folder.exists()
 
 
 @pytest.mark.parametrize("sink", ["noop", "foreach", "foreachBatch"])
@@ -175,8 +158,8 @@ def test_a_query_for_once_gets_a_temporary_checkpoint_as_on_spark(
         assert committed(seen[-1] / "statelog")
         assert 3 == frame.count()
 
-    spark.conf.set("spark.statelog.baseLocation", str(tmp_path / "base"))  # for lasting queries
-    try:
+    # The setting is for lasting queries.
+    with configured(spark, {"spark.statelog.baseLocation": str(tmp_path / "base")}):
         writer = writer_of().queryName(f"once_{sink}")
         if sink == "foreachBatch":
             query = writer.foreachBatch(look).start()
@@ -184,12 +167,10 @@ def test_a_query_for_once_gets_a_temporary_checkpoint_as_on_spark(
             query = writer.foreach(lambda row: None).start()
         else:
             query = writer.format(sink).start()
-    finally:
-        spark.conf.unset("spark.statelog.baseLocation")
     folder = checkpoint_of(query)
     finished(query)
     assert "temporary-" in folder.name
-    assert not stays(folder)
+    until(lambda: not folder.exists(), "the end of the temporary folder")
     assert (sink == "foreachBatch") == bool(seen)
     assert not (tmp_path / "base").exists()
 
@@ -201,16 +182,13 @@ def test_a_temporary_checkpoint_outlives_a_failure(
     def fail(frame: Any, batch_id: int) -> None:
         raise OSError("no room")
 
-    spark.conf.set("spark.sql.streaming.forceDeleteTempCheckpointLocation", force)
-    try:
+    with configured(spark, {"spark.sql.streaming.forceDeleteTempCheckpointLocation": force}):
         query = writer_of().foreachBatch(fail).start()
-    finally:
-        spark.conf.unset("spark.sql.streaming.forceDeleteTempCheckpointLocation")
     folder = checkpoint_of(query)
     with pytest.raises(StreamingQueryException, match="no room"):
         wait(query)
     if force == "true":
-        assert not stays(folder)
+        until(lambda: not folder.exists(), "the end of the temporary folder")
     else:
         time.sleep(0.5)
         assert folder.exists()
@@ -228,7 +206,7 @@ def test_foreign_state_is_refused(spark: SparkSession, tmp_path: Path, writer_of
 
 
 def test_wrong_calls_are_refused_at_once(writer_of: Any, tmp_path: Path) -> None:
-    for wrong, error, said in (
+    for wrong, error, message in (
         (lambda: writer_of().outputMode("Complete"), UsageError, "streaming aggregation"),
         (lambda: writer_of().outputMode("some"), UsageError, "append or update; got 'some'"),
         (lambda: writer_of().trigger(), PySparkValueError, "ONLY_ALLOW_SINGLE_TRIGGER"),
@@ -265,7 +243,7 @@ def test_wrong_calls_are_refused_at_once(writer_of: Any, tmp_path: Path) -> None
             "999",
         ),
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             wrong()
     assert not (tmp_path / "m" / "statelog").exists()  # nothing was begun
 
@@ -275,11 +253,8 @@ def test_the_key_groups_are_those_of_the_frame_whatever_the_session_says_later(
 ) -> None:
     """Rows with 128 key groups once met tasks for 4, when the session changed before the start."""
     writer = writer_of().option("checkpointLocation", str(tmp_path / "query"))
-    spark.conf.set("spark.statelog.maxParallelism", "4")
-    try:
+    with configured(spark, {"spark.statelog.maxParallelism": "4"}):
         wait(writer.foreachBatch(lambda frame, batch: frame.collect()).start())
-    finally:
-        spark.conf.unset("spark.statelog.maxParallelism")
     store = open_store(str(tmp_path / "query" / "statelog"))
     newest = Entries(store).newest()
     assert newest is not None
@@ -297,4 +272,4 @@ def test_a_second_start_goes_on_where_the_first_one_was(tmp_path: Path, writer_o
     assert (False, True) == (first.isActive, second.isActive)
     second.stop()
     assert [0] == [batch for batch, _ in batches]
-    assert DUE == sorted(map(tuple, batches[0][1]))
+    assert DUE == in_order(batches[0][1])

@@ -17,13 +17,9 @@ from statelog.demo.java import prepare_environment
 prepare_environment()
 
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
-from tests.spark import processors  # noqa: E402
-from tests.spark.processors import INPUT, TOTALS, Totals  # noqa: E402
-from tests.spark.streams import workers_get_by_value  # noqa: E402
+from tests.support.spark.processors import INPUT, TOTALS, Totals  # noqa: E402
 
 from statelog.spark import BatchProgress, transform_with_state  # noqa: E402
-
-workers_get_by_value(processors.__name__)
 
 
 def main(asked: dict[str, Any]) -> None:
@@ -71,7 +67,7 @@ def main(asked: dict[str, Any]) -> None:
     writer = totals.writeStream.foreachBatch(write).trigger(availableNow=True)
     query = writer.option("checkpointLocation", str(folder / "query")).start()
     query.awaitTermination()
-    times = [each["durationMs"]["triggerExecution"] for each in query.recentProgress]
+    times = [batch["durationMs"]["triggerExecution"] for batch in query.recentProgress]
     caught_up = [dict(report.catch_up) for report in progress]
     (folder / "times.json").write_text(json.dumps({"ms": times, "catch_up": caught_up}))
     spark.stop()

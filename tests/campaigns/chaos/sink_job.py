@@ -26,10 +26,8 @@ from tests.campaigns.chaos.sink_places import (
     topic_of,
 )
 from tests.campaigns.chaos.sink_session import open_session
-from tests.spark import processors
-from tests.spark.delta_stand_in import DeltaStandIn
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import workers_get_by_value
+from tests.support.spark.delta_stand_in import DeltaStandIn
+from tests.support.spark.processors import INPUT, TOTALS, Totals
 
 from statelog.checkpoint import coordinator
 from statelog.extensions.sinks import database, iceberg, kafka
@@ -166,7 +164,6 @@ def main() -> None:
     if plan.stops:
         Stops(folder, plan.stops).install()
     spark = open_session(folder, plan.catalog)
-    workers_get_by_value(processors.__name__)
     spark.dataSource.register(DeltaStandIn)
     queries = [start(spark, folder, name, plan) for name in plan.queries]
     print(STARTED, flush=True)

@@ -36,8 +36,8 @@ from tests.campaigns.chaos.sink_places import TRANSACTIONAL, topic_of
 from tests.campaigns.chaos.sink_reader import ANSWER
 from tests.campaigns.chaos.sink_targets import Rows, Target
 from tests.campaigns.model.linearize import check_journal
-from tests.spark.processors import TotalsModel
 from tests.support.servers.kafka_reader import make_topic
+from tests.support.spark.processors import TotalsModel
 
 from statelog.demo.java import prepare_environment
 from statelog.demo.process import kill_session, start_program
@@ -87,7 +87,7 @@ class SinkCampaign:
     catalog: str
     seed: int
     servers: dict[str, str] = field(default_factory=dict)
-    found: Counter[tuple[str, str]] = field(default_factory=Counter)
+    situations: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often a query was killed in which situation."""
     deaths: list[str] = field(default_factory=list)
 
@@ -126,7 +126,7 @@ class SinkCampaign:
 
     def total(self, situation: str) -> int:
         """Return how many kills found a query in this situation."""
-        return sum(count for (_, one), count in self.found.items() if one == situation)
+        return sum(count for (_, at), count in self.situations.items() if at == situation)
 
     def target(self, name: str) -> Target:
         sink, delivery = name.split("-")
@@ -165,7 +165,7 @@ class SinkCampaign:
         if not places:
             return
         program = [sys.executable, "-m", "tests.campaigns.chaos.sink_reader"]
-        done = subprocess.run(
+        reader = subprocess.run(
             [*program, str(self.folder), self.catalog, *arguments],
             cwd=self.folder,
             env=self._environment(),
@@ -174,14 +174,14 @@ class SinkCampaign:
             timeout=RUN_SECONDS,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
-        found = json.loads(line.removeprefix(ANSWER))
-        assert found.keys() == places.keys()
-        for place, rows in found.items():
+        assert reader.returncode == 0, reader.stderr
+        (line,) = [line for line in reader.stdout.splitlines() if line.startswith(ANSWER)]
+        rows_of_place = json.loads(line.removeprefix(ANSWER))
+        assert rows_of_place.keys() == places.keys()
+        for place, rows in rows_of_place.items():
             name = places[place]
-            wanted = self._expected(name, self.target(name).finished())
-            self._compare(name, Counter(map(tuple, rows)), wanted)
+            expected = self._expected(name, self.target(name).finished())
+            self._compare(name, Counter(map(tuple, rows)), expected)
         left = {name: self.target(name).leftovers() for name in places.values()}
         print(f"files in no entry of a log: {left}", flush=True)
 
@@ -203,8 +203,8 @@ class SinkCampaign:
             first = last + 1
         return rows
 
-    def _compare(self, name: str, found: Rows, wanted: Rows) -> None:
-        more, less = found - wanted, wanted - found
+    def _compare(self, name: str, actual: Rows, expected: Rows) -> None:
+        more, less = actual - expected, expected - actual
         assert not more, f"{name} has too many rows {dict(more)}; {self.story}"
         assert not less, f"{name} misses {dict(less)}; {self.story}"
 
@@ -232,7 +232,7 @@ class SinkCampaign:
         finally:
             kill_session(process)  # Python, Spark's JVM and its workers
         situations = self.check()
-        self.found.update(situations.items())
+        self.situations.update(situations.items())
         self.deaths.append(f"{'at random' if at_random else stops}")
         shown = Counter(situations.values())
         print(
@@ -293,7 +293,9 @@ class SinkCampaign:
     @property
     def story(self) -> str:
         """What was done, for a failure's message."""
-        counts = {f"{name}, {what}": count for (name, what), count in sorted(self.found.items())}
+        counts = {
+            f"{name}, {what}": count for (name, what), count in sorted(self.situations.items())
+        }
         return (
             f"seed {self.seed}, catalog {self.catalog}, {len(self.deaths)} processes killed, "
             f"{self.kills()} kills of queries: {counts}; the last ones: {self.deaths[-2:]}"

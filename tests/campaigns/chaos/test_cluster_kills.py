@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 from tests.cluster.standalone import standalone_cluster
-from tests.spark.processors import TotalsModel
 from tests.support.project import evidence
 from tests.support.servers.real_stores import seaweedfs_server
+from tests.support.spark.processors import TotalsModel
 
 import statelog
 from statelog.demo.java import prepare_environment

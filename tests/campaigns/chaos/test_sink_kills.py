@@ -64,7 +64,7 @@ def run(
         campaign.run(KILLS // 3)
         print(campaign.story)
         if KILLS >= 150:
-            assert all(campaign.found[name, BETWEEN] for name in queries), campaign.story
+            assert all(campaign.situations[name, BETWEEN] for name in queries), campaign.story
         record.runs, record.kills = 1, campaign.kills()
         record.counts.update({what: campaign.total(what) for what in (BEFORE, BETWEEN)})
         record.counts.update(

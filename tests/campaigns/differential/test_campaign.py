@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.conftest import spark  # noqa: F401  # a fixture
-from tests.spark.streams import BatchSource, Job, run_on_spark
-from tests.support.jobs.random_programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
+from tests.support.spark.random_programs import FLAVOURS, INPUT, KEYS, OUTPUT, batch_of, by_key
+from tests.support.spark.streams import BatchSource, Job, run_on_spark
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from tests.spark.conftest import spark, zone  # noqa: F401  # fixtures
-from tests.spark.equal_keys import KEYS, check_aggregate, check_columns, check_rows, rows_in
+from tests.support.spark.equal_keys import KEYS, check_aggregate, check_columns, check_rows, rows_in
 from tests.support.values.keyed_types import MAP_KEYS
 from tests.support.values.time_zones import ZONES
 

@@ -1,15 +1,17 @@
 """One Spark Connect server and one session for all tests of this folder."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.spark.connect.server import ConnectServer
+from tests.support.spark.connect.server import ConnectServer
 
 from statelog.demo.java import prepare_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.support.spark.connect.jobs import ConnectJob
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +25,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 @pytest.fixture(scope="module")
 def remote(server: ConnectServer) -> "Iterator[SparkSession]":
     prepare_environment()
-    from tests.spark.connect.sessions import connected
+    from tests.support.spark.connect.sessions import connected
 
     with connected(server.url) as session:
         yield session
+
+
+@pytest.fixture
+def job(remote: "SparkSession", tmp_path: Path) -> "ConnectJob":
+    """A job of two tasks that adds up amounts by key, without input yet."""
+    from tests.support.spark.connect.jobs import connect_job
+
+    return connect_job(remote, tmp_path)

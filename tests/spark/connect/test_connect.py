@@ -11,38 +11,20 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import sum as total_of
-from tests.spark.connect.jobs import ConnectJob
-from tests.spark.connect.server import ConnectServer
-from tests.spark.connect.sessions import connected
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, workers_get_by_value
+from tests.support.spark.connect.jobs import ConnectJob
+from tests.support.spark.connect.server import ConnectServer
+from tests.support.spark.connect.sessions import connected
+from tests.support.spark.processors import INPUT, TOTALS, Totals, totals_of
+from tests.support.spark.streams import enabled
 
 from statelog.errors import UsageError
 from statelog.extensions.connect.client import ConnectStream
 from statelog.extensions.connect.worker import SparkFiles
 from statelog.metrics import Metrics
-from statelog.spark import Record, disable, enable, replay, transform_with_state
+from statelog.spark import Record, replay, transform_with_state
 from statelog.spark.jvm.files import LocalFiles
 
-workers_get_by_value(__name__)
-workers_get_by_value("tests.spark.processors")
-
 BATCHES = [[(1, 1), (2, 2), (1, 3)], [(2, 5)], [(3, 7), (1, -4)], [(1, 1)]]
-
-
-@pytest.fixture
-def job(remote: SparkSession, tmp_path: Path) -> ConnectJob:
-    source = BatchSource(remote, tmp_path / "in", INPUT)
-    return ConnectJob(source, tmp_path, ["key"], Totals(), TOTALS, {"tasks": 2})
-
-
-def wanted(batches: list[list[tuple[int, int]]]) -> list[list[tuple[int, int, int]]]:
-    model = TotalsModel()
-    return [model.apply(rows) for rows in batches]
-
-
-def delivered(job: ConnectJob) -> list[list[tuple[Any, ...]]]:
-    return [sorted(tuple(row.values()) for row in rows) for rows in job.sink.batches()]
 
 
 def test_a_client_without_a_token_is_rejected(server: ConnectServer, remote: SparkSession) -> None:
@@ -75,42 +57,39 @@ def test_rows_and_steps_are_exact_over_a_restart(job: ConnectJob, remote: SparkS
         return chosen.observe("seen", total_of("total").alias("sum"))
 
     job.steps = steps
-    for rows in BATCHES[:2]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:2])
     first = job.run()
-    for rows in BATCHES[2:]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[2:])
     second = job.run()
     texts = {1: "one", 2: "two", 3: "three"}
     assert [
         sorted((key, texts[key], total, rows, total) for key, total, rows in batch)
-        for batch in wanted(BATCHES)
-    ] == delivered(job)
+        for batch in totals_of(BATCHES)
+    ] == job.sink.in_order()
     assert second.id == first.id
-    assert [(one.batch_id, one.rows, one.tasks) for one in second.recentBatches] == [
+    assert [(batch.batch_id, batch.rows, batch.tasks) for batch in second.recentBatches] == [
         (batch, len(rows), 2) for batch, rows in enumerate(BATCHES)
     ]
     assert second.lastBatch.batch_id == 3
     recent = second.recentProgress
-    assert [[one["observedMetrics"]["seen"]["sum"]] for one in recent] == [
-        [sum(total for _, total, _ in batch)] for batch in wanted(BATCHES)[2:]
+    assert [[progress["observedMetrics"]["seen"]["sum"]] for progress in recent] == [
+        [sum(total for _, total, _ in batch)] for batch in totals_of(BATCHES)[2:]
     ]
-    assert [one.stateOperators[0].customMetrics["rows"] for one in recent] == [2, 1]
+    assert [progress.stateOperators[0].customMetrics["rows"] for progress in recent] == [2, 1]
     assert second.lastProgress == recent[-1]
-    through_spark = SparkFiles(remote, str(job.folder / "query"))
-    local = LocalFiles(f"file:{job.folder / 'query'}")
+    through_spark = SparkFiles(remote, str(job.query))
+    local = LocalFiles(f"file:{job.query}")
     for name in ("metadata", "offsets/1", "offsets/99", "sources/0/0"):
         assert through_spark.read(name) == local.read(name)
         assert through_spark.read(name, 7) == local.read(name, 7)
     for folder in ("offsets", "sources", "sources/0", "nothing"):
-        shown = {name for name in local.names(folder) if not name.startswith(".")}
-        assert set(through_spark.names(folder)) == shown
+        visible = {name for name in local.names(folder) if not name.startswith(".")}
+        assert set(through_spark.names(folder)) == visible
     assert through_spark.qualified() == local.url
 
 
 def test_an_error_of_the_processor_begins_with_its_own_sentence(job: ConnectJob) -> None:
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:3])
     query = job.start(processor=Totals(poison=7))
     with pytest.raises(StreamingQueryException) as failure:
         query.awaitTermination(120)
@@ -118,7 +97,7 @@ def test_an_error_of_the_processor_begins_with_its_own_sentence(job: ConnectJob)
         assert str(error).startswith("ProcessorError: Totals"), str(error)[:500]
         assert "cannot take 7" in str(error).split("\n\n")[0]
     job.run()  # the batch that failed is repeated
-    assert delivered(job) == wanted(BATCHES[:3])
+    assert job.sink.in_order() == totals_of(BATCHES[:3])
 
 
 def test_another_version_is_rejected(job: ConnectJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,19 +107,14 @@ def test_another_version_is_rejected(job: ConnectJob, monkeypatch: pytest.Monkey
         job.start()
 
 
-def test_a_batch_frame_and_enable(remote: SparkSession) -> None:
+def test_a_batch_frame_and_an_enabled_session_work_on_connect(remote: SparkSession) -> None:
     frame = remote.createDataFrame([(1, 1), (2, 2), (1, 3)], INPUT)
     rows = transform_with_state(frame.groupBy("key"), Totals(), TOTALS).orderBy("key").collect()
     assert [tuple(row) for row in rows] == [(1, 4, 2), (2, 2, 1)]
-    remote.conf.set("spark.statelog.baseLocation", "checkpoint")
-    enable(remote)
-    try:
+    with enabled(remote):
         stream = remote.readStream.format("rate").load().withColumnRenamed("value", "key")
         operator = stream.groupBy("key").transformWithState
         assert isinstance(operator(Totals(), TOTALS, "Update", "None"), ConnectStream)
-    finally:
-        disable(remote)
-        remote.conf.unset("spark.statelog.baseLocation")
     kind = type(stream.groupBy("key"))
     assert not hasattr(getattr(kind, "transformWithState", None), "__wrapped__")
 
@@ -217,11 +191,10 @@ def test_sinks_and_writers_that_cannot_work_are_refused(job: ConnectJob, tmp_pat
         transform_with_state(job.source.frame().rollup("key"), Totals(), TOTALS)
 
 
-def test_keys_are_recorded(job: ConnectJob, tmp_path: Path) -> None:
+def test_keys_are_recorded(job: ConnectJob) -> None:
     job.options["record"] = Record(keys=[1])
-    for rows in BATCHES:
-        job.source.add(rows)
+    job.source.add_all(BATCHES)
     job.run()
-    steps = replay(str(tmp_path / "state"), 1, processor=Totals())
+    steps = replay(str(job.state), 1, processor=Totals())
     assert [] == [step for step in steps if step.differences]
     assert [[1, 3], [-4], [1]] == [[row.amount for row in step.input] for step in steps]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, window
-from tests.spark.connect.jobs import Deliveries
-from tests.spark.streams import BatchSource, wait
+from tests.support.spark.connect.jobs import deliver
+from tests.support.spark.streams import BatchSource
 
 from statelog.spark import aggregate
 from statelog.spark import functions as F
@@ -18,8 +18,7 @@ def test_windows_are_aggregated_and_dropped(remote: SparkSession, tmp_path: Path
     source = BatchSource(remote, tmp_path / "in", "name string, at timestamp, value int")
     source.add([("a", NOON, 1), ("a", NOON, 2), ("b", NOON, 3)])
     source.add([("a", NOON + timedelta(minutes=1), 4), ("b", NOON + timedelta(hours=1), 5)])
-    sink = Deliveries(tmp_path / "out")
-    out = aggregate(
+    windows = aggregate(
         source.frame().withWatermark("at", "1 minute").groupBy(window("at", "10 minutes"), "name"),
         F.count().alias("n"),
         F.sum(col("value") * 2).alias("total"),
@@ -28,14 +27,13 @@ def test_windows_are_aggregated_and_dropped(remote: SparkSession, tmp_path: Path
         tasks=2,
         stateLocation=str(tmp_path / "state"),
     )
-    writer = out.drop("window").writeStream.option("checkpointLocation", str(tmp_path / "query"))
     # A run is one micro-batch.  Its watermark ends windows in the next, and makes rows late in the one after.
     for hours, late in ((2, 6), (3, 8), (None, 0)):
-        wait(writer.foreachBatch(sink).trigger(availableNow=True).start())
+        sink = deliver(windows.drop("window"), tmp_path, "append")
         if hours is not None:
             source.add([("a", NOON, late), ("b", NOON + timedelta(hours=hours), 7)])
-    found = [row for batch in sink.batches() for row in batch]
-    assert sorted(found, key=repr) == [
+    rows = [row for batch in sink.batches() for row in batch]
+    assert sorted(rows, key=repr) == [
         {"name": "a", "n": 4, "total": 26, "top": [6, 4]},
         {"name": "b", "n": 1, "total": 10, "top": [5]},
         {"name": "b", "n": 1, "total": 6, "top": [3]},

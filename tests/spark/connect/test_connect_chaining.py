@@ -1,27 +1,21 @@
 """Several stateful operators in one query of a Connect session."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col
-from tests.spark import side_job
-from tests.spark.chained_changes import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
-from tests.spark.connect.jobs import ConnectJob, Deliveries
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.side_job import Sides, expected
-from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
+from tests.support.spark.chained_changes import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
+from tests.support.spark.connect.jobs import ConnectJob, Deliveries
+from tests.support.spark.processors import Totals
+from tests.support.spark.side_job import Sides, expected
+from tests.support.spark.streams import enabled, wait
 
 import statelog as sl
 from statelog.errors import UsageError
-from statelog.spark import disable, enable, transform_with_state
+from statelog.spark import transform_with_state
 from statelog.state.reader import StateReader
-
-workers_get_by_value("tests.spark.processors")
-workers_get_by_value(side_job.__name__)
-workers_get_by_value(__name__)
 
 
 class Rated(Totals):
@@ -36,31 +30,22 @@ class Rated(Totals):
             yield Row(key=row.key, total=row.total, factor=self.rules.rows[0].factor)
 
 
-@pytest.fixture
-def job(remote: SparkSession, tmp_path: Path) -> ConnectJob:
-    source = BatchSource(remote, tmp_path / "in", INPUT)
-    return ConnectJob(source, tmp_path, ["key"], Totals(), TOTALS, {"tasks": 2})
-
-
-def second(out: DataFrame, **settings: Any) -> DataFrame:
+def by_bucket(out: DataFrame, **settings: Any) -> DataFrame:
     steps = out.where(out.total >= 0).withColumn("bucket", col("key") % BUCKETS)
     return transform_with_state(steps.groupBy("bucket"), Changes(), CHANGES, **settings)
 
 
 def test_two_operators_commit_one_object_together(job: ConnectJob, remote: SparkSession) -> None:
     initial = remote.createDataFrame([(0, 0, 0)], CHANGES).groupBy("bucket")
-    job.steps = lambda out: second(out, initialState=initial)
+    job.steps = lambda out: by_bucket(out, initialState=initial)
     model = ChainModel()
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:3])
     job.run()
-    for rows in BATCHES[3:]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[3:])
     last = job.run()
-    assert [1] * len(BATCHES) == [one.objects for one in last.recentBatches]
-    delivered = [sorted(tuple(row.values()) for row in rows) for rows in job.sink.batches()]
-    assert [rows for rows in map(model.apply, BATCHES) if rows] == delivered
-    with StateReader.open(job.folder / "state", operator="transform_with_state_2") as reader:
+    assert [1] * len(BATCHES) == [batch.objects for batch in last.recentBatches]
+    assert [rows for rows in map(model.apply, BATCHES) if rows] == job.sink.in_order()
+    with StateReader.open(job.state, operator="transform_with_state_2") as reader:
         assert len(model.seen) == reader.table("seen").num_rows
 
 
@@ -70,15 +55,10 @@ def test_an_enabled_session_chains_only_its_calls(job: ConnectJob, remote: Spark
         grouped.count()
     with pytest.raises(UsageError, match="cannot be grouped for a Spark operator"):
         grouped.transformWithState(Changes(), CHANGES, "Update", "None")
-    remote.conf.set("spark.statelog.baseLocation", "checkpoint")
-    enable(remote)
-    try:
+    with enabled(remote):
         steps = job.stream().withColumn("bucket", col("key") % BUCKETS).groupBy("bucket")
         chained = steps.transformWithState(Changes(), CHANGES, "Update", "None")
         assert ["bucket", "changes", "sum"] == chained.columns
-    finally:
-        disable(remote)
-        remote.conf.unset("spark.statelog.baseLocation")
 
 
 def test_a_broadcast_table_is_read_in_the_server(job: ConnectJob, remote: SparkSession) -> None:
@@ -103,21 +83,15 @@ def test_a_broadcast_table_is_read_in_the_server(job: ConnectJob, remote: SparkS
 
 
 def test_side_outputs_are_kept_and_delivered(job: ConnectJob) -> None:
-    for rows in BATCHES[:3]:
-        job.source.add(rows)
+    job.source.add_all(BATCHES[:3])
     job.processor = Sides()
     sides = {name: Deliveries(job.folder / name) for name in ("sevens", "first")}
     writer: Any = job.stream().writeStream.foreachBatch(job.sink)
     for name, sink in sides.items():
         writer = writer.sideOutput(name, sink)
-    writer = writer.option("checkpointLocation", str(job.folder / "query"))
-    query = writer.trigger(availableNow=True).start()
-    try:
-        assert query.awaitTermination(TIMEOUT_SECONDS), "the query hangs"
-    finally:
-        query.stop()
+    writer = writer.option("checkpointLocation", str(job.query))
+    wait(writer.trigger(availableNow=True).start())
     for name, batches in expected(BATCHES[:3]).items():
-        delivered = [[tuple(row.values()) for row in rows] for rows in sides[name].batches()]
-        assert [rows for rows in batches if rows] == [sorted(rows) for rows in delivered]
-        with sl.open(job.folder / "state") as state:
+        assert [rows for rows in batches if rows] == sides[name].in_order()
+        with sl.open(job.state) as state:
             assert sum(map(len, batches)) == state.side_output(name).num_rows

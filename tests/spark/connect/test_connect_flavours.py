@@ -3,16 +3,15 @@
 import contextlib
 import functools
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from tests.spark.columnar_totals import ColumnarTotals
-from tests.spark.connect.jobs import ConnectJob, Deliveries
-from tests.spark.delta_stand_in import DeltaStandIn
-from tests.spark.pandas_processors import (
+from tests.support.spark.columnar_totals import ColumnarTotals
+from tests.support.spark.connect.jobs import ConnectJob, connect_job, deliver
+from tests.support.spark.delta_stand_in import DeltaStandIn
+from tests.support.spark.pandas_processors import (
     BATCHES,
     INITIAL,
     INITIAL_ROWS,
@@ -22,10 +21,16 @@ from tests.spark.pandas_processors import (
     Describing,
     Opening,
 )
-from tests.spark.pandas_processors import INPUT as FRAMES
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
-from tests.spark.versions import needs
+from tests.support.spark.pandas_processors import INPUT as FRAMES
+from tests.support.spark.processors import TotalsModel, totals_of
+from tests.support.spark.streams import (
+    ON_ROCKSDB,
+    BatchSource,
+    configured,
+    in_order,
+    wait,
+)
+from tests.support.spark.versions import needs
 
 from statelog.errors import UsageError
 from statelog.spark import (
@@ -36,29 +41,9 @@ from statelog.spark import (
     writer_id,
 )
 
-workers_get_by_value(__name__)
-workers_get_by_value("tests.spark.delta_stand_in")
-workers_get_by_value("tests.spark.processors")
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROWS = [[(1, 1), (2, 2), (1, 3)], [(2, 5)], [(3, 7), (1, -4)]]
-
-
-def run_on_spark(job: ConnectJob, folder: Path, initial: Any) -> list[list[Any]]:
-    """Run Spark's own pandas flavour on the same Connect session."""
-    sink = Deliveries(folder)
-    grouped = job.source.frame().groupBy(*job.keys)
-    frame = grouped.transformWithStateInPandas(job.processor, job.output, "Update", "None", initial)
-    query = (
-        frame.writeStream.outputMode("Update")
-        .option("checkpointLocation", f"{folder}-query")
-        .foreachBatch(sink)
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(TIMEOUT_SECONDS)
-    return sink.batches()
 
 
 @needs((4, 1), "transformWithStateInPandas on Connect")
@@ -66,13 +51,8 @@ def test_frames_and_initial_state_are_sparks(remote: SparkSession, tmp_path: Pat
     settings = {
         "spark.sql.session.timeZone": "America/New_York",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
-        "spark.sql.streaming.stateStore.providerClass": (
-            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-        ),
     }
-    for name, value in settings.items():
-        remote.conf.set(name, value)
-    try:
+    with configured(remote, settings | ON_ROCKSDB):
         source = BatchSource(remote, tmp_path / "in", FRAMES)
         initial = remote.createDataFrame(INITIAL_ROWS, INITIAL).groupBy("who")
         options = {"transform": transform_with_state_in_pandas, "initialState": initial}
@@ -81,25 +61,20 @@ def test_frames_and_initial_state_are_sparks(remote: SparkSession, tmp_path: Pat
         job.run()
         source.add(BATCHES[1])
         job.run(tasks=3)
-        theirs = run_on_spark(job, tmp_path / "spark", initial)
-    finally:
-        for name in settings:
-            remote.conf.unset(name)
+        operator = source.frame().groupBy(*job.keys).transformWithStateInPandas
+        frame = operator(Describing(), OUTPUT, "Update", "None", initial)
+        theirs = deliver(frame, tmp_path / "spark").batches()
     ours = job.sink.batches()
     assert 2 == len(ours) == len(theirs)
     assert ours == theirs
 
 
 def test_columns_are_processed_as_rows_are(remote: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(remote, tmp_path / "in", INPUT)
-    job = ConnectJob(source, tmp_path, ["key"], ColumnarTotals(), TOTALS, {"tasks": 2})
-    model = TotalsModel()
+    job = connect_job(remote, tmp_path, ColumnarTotals())
     for batch in ROWS:
-        source.add(batch)
+        job.source.add(batch)
         job.run()
-    expected = [model.apply(batch) for batch in ROWS]
-    delivered = [[tuple(row.values()) for row in batch] for batch in job.sink.batches()]
-    assert [sorted(batch) for batch in delivered] == expected
+    assert job.sink.in_order() == totals_of(ROWS)
 
 
 def test_initial_state_of_rows_comes_once(remote: SparkSession, tmp_path: Path) -> None:
@@ -144,16 +119,10 @@ def written_by_id(frame: DataFrame, batch_id: int, folder: str) -> None:
     frame.write.mode("append").parquet(f"{folder}/{writer_id(frame)}")
 
 
-@pytest.fixture
-def job(remote: SparkSession, tmp_path: Path) -> Iterator[ConnectJob]:
-    source = BatchSource(remote, tmp_path / "in", INPUT)
-    yield ConnectJob(source, tmp_path, ["key"], Totals(), TOTALS, {"tasks": 2})
-
-
 def run(job: ConnectJob, writer: Any, *start: Any) -> Any:
-    ready = writer.option("checkpointLocation", str(job.folder / "query"))
+    ready = writer.option("checkpointLocation", str(job.query))
     query = ready.trigger(availableNow=True).start(*start)
-    assert query.awaitTermination(TIMEOUT_SECONDS)
+    wait(query)
     return query
 
 
@@ -179,45 +148,43 @@ def test_each_sink_gets_all_rows(job: ConnectJob, remote: SparkSession, tmp_path
         ),
         (lambda w: w.foreachBatch(exactly_once(DatabaseSink(database, "totals"))), ()),
     ]
-    model, wanted = TotalsModel(), {}
+    model, expected = TotalsModel(), {}
     query = None
     for batch, (prepare, start) in enumerate(writers):
         rows = [(key, batch * 10 + key) for key in (1, 2, 3)]
-        wanted[batch] = model.apply(rows)
+        expected[batch] = model.apply(rows)
         job.source.add(rows)
         query = run(job, prepare(job.stream().writeStream), *start)
         assert query.lastBatch.batch_id == batch
     assert query is not None
     assert {path.name: int(path.read_text()) for path in (tmp_path / "rows").iterdir()} == {
-        f"0-{key}": total for key, total, _ in wanted[0]
+        f"0-{key}": total for key, total, _ in expected[0]
     }
-    assert found(remote.read.parquet(folder)) == wanted[1]
-    assert found(remote.table("seen")) == wanted[2]
+    assert in_order(remote.read.parquet(folder).collect()) == expected[1]
+    assert in_order(remote.table("seen").collect()) == expected[2]
     from deltalake import DeltaTable
 
     table = DeltaTable(str(tmp_path / "delta"))
-    assert sorted(tuple(row.values()) for row in table.to_pyarrow_table().to_pylist()) == wanted[4]
+    assert (
+        sorted(tuple(row.values()) for row in table.to_pyarrow_table().to_pylist()) == expected[4]
+    )
     assert table.transaction_version(query.id) == 4
-    assert found(remote.read.parquet(f"{folder}/{query.id}")) == wanted[5]
+    assert in_order(remote.read.parquet(f"{folder}/{query.id}").collect()) == expected[5]
     assert [path.name for path in (tmp_path / "records" / query.id).iterdir()] == ["5"]
     with contextlib.closing(database()) as connection:
-        assert sorted(connection.execute("select * from totals")) == wanted[6]
+        assert sorted(connection.execute("select * from totals")) == expected[6]
         batches = connection.execute("select * from statelog_batches").fetchall()
         assert batches == [(query.id, 6)]
 
 
-def found(frame: DataFrame) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row) for row in frame.collect())
-
-
 def test_tables_of_files_are_appended_to_if_asked(job: ConnectJob, remote: SparkSession) -> None:
     job.source.add(ROWS[0])
-    writer = job.stream().writeStream.option("checkpointLocation", str(job.folder / "query"))
+    writer = job.stream().writeStream.option("checkpointLocation", str(job.query))
     with pytest.raises(UsageError, match="cannot be written exactly once"):
         writer.toTable("totals_of_connect")
     writer = writer.option("statelog.fileSink", "append").trigger(availableNow=True)
-    assert writer.toTable("totals_of_connect").awaitTermination(TIMEOUT_SECONDS)
+    wait(writer.toTable("totals_of_connect"))
     try:
-        assert found(remote.table("totals_of_connect")) == TotalsModel().apply(ROWS[0])
+        assert in_order(remote.table("totals_of_connect").collect()) == totals_of(ROWS[:1])[0]
     finally:
         remote.sql("DROP TABLE totals_of_connect")

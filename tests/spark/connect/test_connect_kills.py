@@ -6,24 +6,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from tests.house.sources import ROOT
-from tests.spark.connect.client import URL
-from tests.spark.connect.jobs import ConnectJob
-from tests.spark.connect.server import ConnectServer
-from tests.spark.connect.sessions import connected
-from tests.spark.processors import INPUT, TOTALS, SlowTotals, Totals, TotalsModel
-from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, until, workers_get_by_value
+from tests.support.spark.connect.client import URL
+from tests.support.spark.connect.jobs import ConnectJob, connect_job
+from tests.support.spark.connect.server import ConnectServer
+from tests.support.spark.connect.sessions import connected
+from tests.support.spark.processors import SlowTotals, totals_of
+from tests.support.spark.streams import TIMEOUT_SECONDS, until
 
 from statelog.demo.process import processes_of_session
 from statelog.runtime.fail_points import VARIABLE
-
-for module in (__name__, "tests.spark.processors"):
-    workers_get_by_value(module)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -36,16 +34,15 @@ def input_of(seed: int) -> list[list[tuple[int, int]]]:
     return [[(rng.randrange(9), rng.randrange(100)) for _ in range(20)] for _ in range(BATCHES)]
 
 
-def job_in(folder: Path, session: Any, processor: Totals) -> ConnectJob:
-    source = BatchSource(session, folder / "in", INPUT)
-    return ConnectJob(source, folder, ["key"], processor, TOTALS, {"tasks": 2})
-
-
-def check(job: ConnectJob, batches: list[list[tuple[int, int]]]) -> None:
-    model = TotalsModel()
-    wanted = [model.apply(rows) for rows in batches]
-    found = [sorted(tuple(row.values()) for row in rows) for rows in job.sink.batches()]
-    assert found == wanted
+def deaths_before_the_end(job: ConnectJob, numbers_of_tasks: Sequence[int]) -> int:
+    """Run the job until a run ends; return how often its process died before."""
+    for deaths, tasks in enumerate(numbers_of_tasks):
+        try:
+            job.run(tasks=tasks)
+            return deaths
+        except StreamingQueryException as error:
+            assert str(error).startswith("UnavailableError: the server's Python process")
+    raise AssertionError("no run ended")
 
 
 def server_in(folder: Path, **options: Any) -> ConnectServer:
@@ -62,10 +59,10 @@ def test_a_query_outlives_its_client(tmp_path: Path) -> None:
     batches = input_of(SEED)
     with server_in(tmp_path) as server:
         with connected(server.url) as session:
-            job = job_in(tmp_path, session, Totals())
+            job = connect_job(session, tmp_path)
             job.source.add(batches[0])
             with subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.connect.client", str(tmp_path)],
+                [sys.executable, "-m", "tests.support.spark.connect.client", str(tmp_path)],
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": str(ROOT), URL: server.url},
                 cwd=ROOT,
@@ -75,38 +72,29 @@ def test_a_query_outlives_its_client(tmp_path: Path) -> None:
                     assert client.stdout.readline() == b"started\n"
                 finally:
                     client.kill()
-            for rows in batches[1:4]:
-                job.source.add(rows)
+            job.source.add_all(batches[1:4])
             until(lambda: len(job.sink.batches()) == 4, "the batches after the client's end")
         assert len(server.batch_workers()) == 1
     with server_in(tmp_path) as server, connected(server.url) as session:
-        job = job_in(tmp_path, session, Totals())
-        job.source._count = 4  # this source did not write the files that there are
-        for rows in batches[4:]:
-            job.source.add(rows)
+        job = connect_job(session, tmp_path)
+        job.source.count = 4  # this source did not write the files that there are
+        job.source.add_all(batches[4:])
         job.run(tasks=3)
-        check(job, batches)
+        assert job.sink.in_order() == totals_of(batches)
 
 
 @pytest.mark.parametrize("point", ["before-commit", "after-commit", "after-sink"])
 def test_the_querys_process_dies_at_each_second_batch(tmp_path: Path, point: str) -> None:
-    batches, deaths = input_of(SEED + 1), 0
+    batches = input_of(SEED + 1)
     with (
         server_in(tmp_path, environment={VARIABLE: f"{point}:2"}) as server,
         connected(server.url) as session,
     ):
-        job = job_in(tmp_path, session, Totals())
-        for rows in batches:
-            job.source.add(rows)
-        for tasks in (1, 2, 3, 2, 1, 3, 2, 1):
-            try:
-                job.run(tasks=tasks)
-                break
-            except StreamingQueryException as error:
-                deaths += 1
-                assert str(error).startswith("UnavailableError: the server's Python process")
+        job = connect_job(session, tmp_path)
+        job.source.add_all(batches)
+        deaths = deaths_before_the_end(job, (1, 2, 3, 2, 1, 3, 2, 1))
         assert deaths >= BATCHES // 2, "the process did not die"
-        check(job, batches)
+        assert job.sink.in_order() == totals_of(batches)
 
 
 def test_a_kill_of_the_querys_process_and_one_of_the_server(tmp_path: Path) -> None:
@@ -114,9 +102,8 @@ def test_a_kill_of_the_querys_process_and_one_of_the_server(tmp_path: Path) -> N
     server = server_in(tmp_path)
     try:
         with connected(server.url) as session:
-            job = job_in(tmp_path, session, SlowTotals())
-            for rows in batches:
-                job.source.add(rows)
+            job = connect_job(session, tmp_path, SlowTotals())
+            job.source.add_all(batches)
             query = job.start()
             until(lambda: len(job.sink.batches()) == 1, "the first batch")
             time.sleep(0.3)  # into the second
@@ -136,15 +123,15 @@ def test_a_kill_of_the_querys_process_and_one_of_the_server(tmp_path: Path) -> N
     finally:
         server.kill()
     with server_in(tmp_path) as server, connected(server.url) as session:
-        job = job_in(tmp_path, session, Totals())
+        job = connect_job(session, tmp_path)
         query = job.run(tasks=1)
         assert query.lastBatch is not None
-        check(job, batches)
+        assert job.sink.in_order() == totals_of(batches)
 
 
 def test_a_checkpoint_location_that_only_spark_reaches(tmp_path: Path) -> None:
     """With kills of the query's process; the state is on local disk."""
-    batches, deaths = input_of(SEED + 3), 0
+    batches = input_of(SEED + 3)
     (tmp_path / "mounted").mkdir()
     mounted = "spark.hadoop.fs.viewfs.mounttable.statelog.link./q"
     settings = {mounted: (tmp_path / "mounted").as_uri()}
@@ -153,16 +140,9 @@ def test_a_checkpoint_location_that_only_spark_reaches(tmp_path: Path) -> None:
         server_in(tmp_path, settings=settings, environment=environment) as server,
         connected(server.url) as session,
     ):
-        job = job_in(tmp_path, session, Totals())
+        job = connect_job(session, tmp_path)
         job.checkpoint = "viewfs://statelog/q/query"
-        for rows in batches:
-            job.source.add(rows)
-        for tasks in (1, 2, 3, 2):
-            try:
-                job.run(tasks=tasks)
-                break
-            except StreamingQueryException:
-                deaths += 1
-        assert deaths >= 1, "the process did not die"
+        job.source.add_all(batches)
+        assert deaths_before_the_end(job, (1, 2, 3, 2)) >= 1, "the process did not die"
         assert (tmp_path / "mounted" / "query" / "metadata").exists()
-        check(job, batches)
+        assert job.sink.in_order() == totals_of(batches)

@@ -2,12 +2,12 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.connect.jobs import ConnectJob, Deliveries
-from tests.spark.event_times import (
+from tests.support.spark.checkpoint_files import planned, remove
+from tests.support.spark.connect.jobs import ConnectJob, Deliveries, deliver
+from tests.support.spark.event_times import (
     KEYS,
     OUTPUT,
     SCHEMA,
@@ -18,14 +18,19 @@ from tests.spark.event_times import (
     batch_of,
     ms,
 )
-from tests.spark.idle_alarms import INPUT, Alarm
-from tests.spark.idle_alarms import OUTPUT as ALARMS
-from tests.spark.streams import ROCKSDB, TIMEOUT_SECONDS, BatchSource, until, workers_get_by_value
-from tests.spark.versions import row_operator
-
-workers_get_by_value(__name__)
+from tests.support.spark.idle_alarms import INPUT, Alarm
+from tests.support.spark.idle_alarms import OUTPUT as ALARMS
+from tests.support.spark.streams import (
+    ON_ROCKSDB,
+    WITHOUT_NO_DATA,
+    BatchSource,
+    configured,
+    until,
+)
+from tests.support.spark.versions import row_operator
 
 IN_PARTS = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+OFTEN = {"processingTime": "200 milliseconds"}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -44,59 +49,46 @@ class FailsOnce:
         self.sink(frame, batch_id)
 
 
-def test_event_time_is_sparks_after_a_failure(remote: SparkSession, tmp_path: Path) -> None:
-    rng = random.Random(SEED)
-    source = EventTimes(remote, tmp_path / "in", SCHEMA)
-    options = {"timeMode": "EventTime", "noDataBatches": False}
-    job = ConnectJob(source, tmp_path, ["key"], Timekeeper(), OUTPUT, options)
-    for batch in range(4):
-        source.add(batch_of(rng, 30 * batch))
-    with pytest.raises(Exception, match="the sink is gone"):
-        job.run(sink=FailsOnce(job.sink, 2, tmp_path / "mark"), tasks=2)
-    job.run(tasks=3)
-    for batch in range(4, 7):
-        source.add(batch_of(rng, 30 * batch))
-    job.run(tasks=1)
-    assert job.sink.batches() == on_spark(remote, source, tmp_path / "spark")
-
-
-def on_spark(spark: SparkSession, source: BatchSource, folder: Path) -> list[list[Any]]:
-    """Run Spark's own operator on the same Connect session."""
-    settings = {
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    }
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        sink = Deliveries(folder / "out")
-        operator = row_operator(source.frame().groupBy("key"))
-        frame = operator(Timekeeper(), OUTPUT, "Update", "EventTime")
-        query = (
-            frame.writeStream.outputMode("Update")
-            .option("checkpointLocation", str(folder / "query"))
-            .foreachBatch(sink)
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(TIMEOUT_SECONDS)
-    finally:
-        for name in settings:
-            spark.conf.unset(name)
-    return sink.batches()
-
-
-def test_event_time_timers_fire_without_data(remote: SparkSession, tmp_path: Path) -> None:
+@pytest.fixture
+def event_job(remote: SparkSession, tmp_path: Path) -> ConnectJob:
     source = EventTimes(remote, tmp_path / "in", SCHEMA)
     options = {"timeMode": "EventTime", "tasks": 2}
-    job = ConnectJob(source, tmp_path, ["key"], Timekeeper(), OUTPUT, options)
-    source.add([(key, at(key)) for key in range(KEYS)])
-    source.add([(1, at(1_000))])
-    job.run()
-    assert not late_timers(job)  # the watermark of the second batch comes after the last of the run
-    query = job.start(trigger={"processingTime": "200 milliseconds"})
+    return ConnectJob(source, tmp_path, ["key"], Timekeeper(), OUTPUT, options)
+
+
+@pytest.fixture
+def alarm_job(remote: SparkSession, tmp_path: Path) -> ConnectJob:
+    source = BatchSource(remote, tmp_path / "in", INPUT)
+    options = {"timeMode": "ProcessingTime", "tasks": 2}
+    return ConnectJob(source, tmp_path, ["key"], Alarm(), ALARMS, options)
+
+
+def test_event_time_is_sparks_after_a_failure(event_job: ConnectJob, tmp_path: Path) -> None:
+    rng, source = random.Random(SEED), event_job.source
+    event_job.options["noDataBatches"] = False
+    source.add_all(batch_of(rng, 30 * batch) for batch in range(4))
+    with pytest.raises(Exception, match="the sink is gone"):
+        event_job.run(FailsOnce(event_job.sink, 2, tmp_path / "mark"))
+    event_job.run(tasks=3)
+    source.add_all(batch_of(rng, 30 * batch) for batch in range(4, 7))
+    event_job.run(tasks=1)
+    with configured(source.spark, ON_ROCKSDB | WITHOUT_NO_DATA):
+        operator = row_operator(source.frame().groupBy("key"))
+        of_spark = deliver(
+            operator(Timekeeper(), OUTPUT, "Update", "EventTime"), tmp_path / "spark"
+        )
+    assert event_job.sink.batches() == of_spark.batches()
+
+
+def test_event_time_timers_fire_without_data(event_job: ConnectJob) -> None:
+    event_job.source.add([(key, at(key)) for key in range(KEYS)])
+    event_job.source.add([(1, at(1_000))])
+    event_job.run()
+    # The watermark of the second batch comes after the last of the run.
+    assert not late_timers(event_job)
+    query = event_job.start(trigger=OFTEN)
     try:
-        fired = until(lambda: late_timers(job), "a timer")
+        fired = until(lambda: late_timers(event_job), "a timer")
     finally:
         query.stop()
     assert fired == set(range(KEYS))
@@ -110,52 +102,38 @@ def late_timers(job: ConnectJob) -> set[int]:
 
 
 def test_processing_time_timers_fire_without_data_and_idle_batches_leave_no_trace(
-    remote: SparkSession, tmp_path: Path
+    alarm_job: ConnectJob,
 ) -> None:
-    source = BatchSource(remote, tmp_path / "in", INPUT)
-    options = {"timeMode": "ProcessingTime", "tasks": 2}
-    job = ConnectJob(source, tmp_path, ["key"], Alarm(), ALARMS, options)
-    source.add([(1, 1_500), (2, 10**9)])
-    query = job.start(trigger={"processingTime": "200 milliseconds"})
+    sink = alarm_job.sink
+    alarm_job.source.add([(1, 1_500), (2, 10**9)])
+    query = alarm_job.start(trigger=OFTEN)
     try:
-        until(lambda: len(job.sink.batches()) == 2, "the timer")
-        rows, rang = job.sink.batches()
+        until(lambda: len(sink.batches()) == 2, "the timer")
+        rows, rang = sink.batches()
         assert {row["kind"] for row in rows} == {"set"}
         assert [(row["key"], row["kind"], row["kept"]) for row in rang] == [(1, "rang", "None")]
-        checkpoints = set((tmp_path / "state").glob("chk-*"))
-        planned = len(list((tmp_path / "query" / "offsets").glob("[0-9]*")))
-        until(
-            lambda: len(list((tmp_path / "query" / "offsets").glob("[0-9]*"))) > planned + 2,
-            "an idle batch",
-        )
-        assert checkpoints == set((tmp_path / "state").glob("chk-*"))
+        checkpoints = set(alarm_job.state.glob("chk-*"))
+        before = planned(alarm_job.query)
+        until(lambda: planned(alarm_job.query) > before + 2, "an idle batch")
+        assert checkpoints == set(alarm_job.state.glob("chk-*"))
     finally:
         query.stop()
-    source.add([(1, 0)])
-    job.run()  # only ends the micro-batch that was stopped, if there is one
-    job.run()
-    assert [row["kind"] for rows in job.sink.batches() for row in rows].count("set") == 3
+    alarm_job.source.add([(1, 0)])
+    alarm_job.run()  # only ends the micro-batch that was stopped, if there is one
+    alarm_job.run()
+    assert [row["kind"] for rows in sink.batches() for row in rows].count("set") == 3
 
 
 def test_available_now_takes_all_rows_after_a_stop_in_mid_batch_with_sparks_setting(
-    remote: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    remote: SparkSession, alarm_job: ConnectJob, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = BatchSource(remote, tmp_path / "in", INPUT)
-    options = {"timeMode": "ProcessingTime", "tasks": 2}
-    job = ConnectJob(source, tmp_path, ["key"], Alarm(), ALARMS, options)
-    source.add([(1, 10**9)])
-    job.run()
+    alarm_job.source.add([(1, 10**9)])
+    alarm_job.run()
     assert IN_PARTS in caplog.text
-    checkpoint = tmp_path / "query"
-    for name in ("0", ".0.crc"):
-        (checkpoint / "commits" / name).unlink()
-    source.add([(2, 10**9)])
-    source.add([(3, 10**9)])
+    remove(alarm_job.query / "commits", 0)
+    alarm_job.source.add_all([[(2, 10**9)], [(3, 10**9)]])
     caplog.clear()
-    remote.conf.set(IN_PARTS, "true")
-    try:
-        job.run()
-    finally:
-        remote.conf.unset(IN_PARTS)
-    assert [[row["key"] for row in rows] for rows in job.sink.batches()] == [[1], [2], [3]]
+    with configured(remote, {IN_PARTS: "true"}):
+        alarm_job.run()
+    assert [[row["key"] for row in rows] for rows in alarm_job.sink.batches()] == [[1], [2], [3]]
     assert IN_PARTS not in caplog.text

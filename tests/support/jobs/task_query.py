@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from tests.support.jobs.random_programs import INPUT, OUTPUT
+from tests.support.spark.random_programs import INPUT, OUTPUT
 
 from statelog.model import KeyGroupRange
 from statelog.model.checkpoint import ChangelogStateBackendHandle

@@ -14,12 +14,12 @@ import pandas as pd
 import pytest
 from pyspark.sql import Row
 from tests.house.sources import ROOT
-from tests.spark.versions import TWS_TESTER, TwsTester
-from tests.support.jobs.running_count import (
+from tests.support.spark.running_count import (
     RunningCount,
     RunningCountStatefulProcessorFactory,
     examples,
 )
+from tests.support.spark.versions import TWS_TESTER, TwsTester
 
 import statelog.testing
 from statelog.errors import ProcessorError, UsageError

@@ -10,7 +10,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import IllegalArgumentException, PySparkAssertionError, PySparkValueError
 from pyspark.sql import Row
-from tests.spark.versions import TWS_TESTER, TwsTester
+from tests.support.spark.versions import TWS_TESTER, TwsTester
 
 from statelog.errors import UsageError
 from statelog.spark import StatefulProcessor

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 from pyspark.core.broadcast import _from_id
 from pyspark.sql import Row
-from tests.spark.processors import Totals
+from tests.support.spark.processors import Totals
 
 from statelog.errors import UsageError
 from statelog.spark import ColumnarProcessor, StatefulProcessor

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from pyspark.sql.types import StructType
-from tests.spark.versions import of_spark
 from tests.support.jobs.pandas_input import SETTINGS, ZONE, all_keys, read
+from tests.support.spark.versions import of_spark
 
 from statelog.errors import ProcessorError
 from statelog.spark.query.ddl import parse_ddl

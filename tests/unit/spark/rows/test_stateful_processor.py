@@ -4,7 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
-from tests.spark import versions
+from tests.support.spark import versions
 
 import statelog.spark
 from statelog.spark.rows import stateful_processor

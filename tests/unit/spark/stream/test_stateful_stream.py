@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, GroupedData
-from tests.spark.versions import not_offered
+from tests.support.spark.versions import not_offered
 
 from statelog.errors import UsageError
 from statelog.spark import disable, transform_with_state

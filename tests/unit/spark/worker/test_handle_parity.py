@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import GroupedData, Row
 from pyspark.sql.streaming import stateful_processor as sparks
 from tests.house.sources import ROOT
-from tests.spark.versions import ROWS, TWS_TESTER, TwsTester
 from tests.support.jobs import noted_calls
 from tests.support.jobs.pandas_input import all_keys, read
-from tests.support.jobs.waking import Waking
+from tests.support.spark.versions import ROWS, TWS_TESTER, TwsTester
+from tests.support.spark.waking import Waking
 
 from statelog.errors import ProcessorError
 from statelog.spark import transform_with_state, transform_with_state_in_pandas

@@ -16,14 +16,6 @@ import pandas as pd
 import pytest
 from pyspark.sql import Row
 from tests.support.jobs.pandas_input import SETTINGS
-from tests.support.jobs.random_programs import (
-    EPOCH_MS,
-    OUTPUT,
-    SECONDS_PER_BATCH,
-    Interpreter,
-    InterpreterInPandas,
-    batch_of,
-)
 from tests.support.jobs.task_query import (
     ALL,
     INITIAL,
@@ -34,6 +26,14 @@ from tests.support.jobs.task_query import (
     counting,
     numbers,
     of_initial,
+)
+from tests.support.spark.random_programs import (
+    EPOCH_MS,
+    OUTPUT,
+    SECONDS_PER_BATCH,
+    Interpreter,
+    InterpreterInPandas,
+    batch_of,
 )
 
 from statelog.errors import ProcessorError, StoreError

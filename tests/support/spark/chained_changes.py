@@ -5,10 +5,7 @@ from typing import Any
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark.processors import TotalsModel
-from tests.spark.streams import workers_get_by_value
-
-workers_get_by_value(__name__)
+from tests.support.spark.processors import TotalsModel
 
 BUCKETS = 3
 CHANGES = "bucket bigint, changes bigint, sum bigint"

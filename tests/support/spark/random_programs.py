@@ -19,12 +19,9 @@ import pandas as pd
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.spark.streams import workers_get_by_value
-from tests.spark.versions import needs
+from tests.support.spark.versions import needs
 
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
-
-workers_get_by_value(__name__)
 
 INPUT = "key string, part string, at int, time timestamp, program string"
 KEYS = ["key", "part"]
@@ -134,7 +131,7 @@ class Interpreter(StatefulProcessor):
         kind, _, variant = name.partition("_")
         values, keys = (NESTED, NESTED_KEYS) if variant == "nested" else (FLAT, USER_KEYS)
         arguments: list[Any] = [
-            [values[kind][one] for one in sample]
+            [values[kind][number] for number in sample]
             if isinstance(sample, list)
             else (keys if kind == "map" and place == 0 else values[kind])[sample]
             for place, sample in enumerate(samples)
@@ -151,8 +148,8 @@ class InterpreterInPandas(Interpreter):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         if key[0].endswith("9"):
             return super().handleInputRows(key, rows, timerValues)
-        found = (row for frame in rows for row in frame.itertuples())
-        return super().handleInputRows(key, found, timerValues)
+        in_rows = (row for frame in rows for row in frame.itertuples())
+        return super().handleInputRows(key, in_rows, timerValues)
 
     def told(self, key: Any, at: str, seen: list[str]) -> Any:
         return pd.DataFrame({"seen": ["\n".join(seen)], "at": [at], "key": [repr(key)]})

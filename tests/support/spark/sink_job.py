@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
-from tests.spark.processors import INPUT, TOTALS, Totals, TotalsModel
-from tests.spark.streams import BatchSource, wait
+from pyspark.sql import DataFrame, SparkSession
+from tests.support.spark.checkpoint_files import newest, remove
+from tests.support.spark.processors import INPUT, TOTALS, Totals, TotalsModel
+from tests.support.spark.streams import BatchSource, in_order, wait
 
 from statelog.spark import transform_with_state
 
@@ -22,15 +23,18 @@ class SinkJob:
         self.out = folder / "out"
         self.source = BatchSource(spark, folder / "in", INPUT)
         self.model = TotalsModel()
-        self.expected: list[tuple[Any, ...]] = []
-        self._added = 0
+        self.delivered: list[tuple[Any, ...]] = []
+        """The rows that the sink must have got, as the model has them."""
+
+    @property
+    def expected(self) -> list[tuple[Any, ...]]:
+        return in_order(self.delivered)
 
     def add(self, batches: int = 1) -> None:
         for _ in range(batches):
-            rows = BATCHES[self._added % len(BATCHES)]
-            self._added += 1
+            rows = BATCHES[self.source.count % len(BATCHES)]
             self.source.add(rows)
-            self.expected += self.model.apply(rows)
+            self.delivered += self.model.apply(rows)
 
     def writer(self, name: str = "query", **settings: Any) -> Any:
         grouped = self.source.frame().groupBy("key")
@@ -44,10 +48,21 @@ class SinkJob:
     def forget_commit(self, name: str = "query") -> None:
         """Let Spark run the last micro-batch again, as after a crash."""
         commits = self.folder / name / "commits"
-        last = max((path for path in commits.glob("[0-9]*")), key=lambda path: int(path.name))
-        last.unlink()
-        (commits / f".{last.name}.crc").unlink(missing_ok=True)
+        remove(commits, newest(commits))
 
-    def rows(self, source: str, schema: str = TOTALS) -> list[tuple[Any, ...]]:
-        frame = self.spark.read.schema(schema).format(source).load(str(self.out))
-        return sorted(map(tuple, frame.select(*COLUMNS).collect()))
+    def rows(self, source: str, **options: str) -> list[tuple[Any, ...]]:
+        reader = self.spark.read.schema(TOTALS).options(**options)
+        return rows_of(reader.format(source).load(str(self.out)))
+
+    def table(self, name: str) -> list[tuple[Any, ...]]:
+        return rows_of(self.spark.table(name))
+
+    def location_of(self, table: str) -> Path:
+        """Return the folder of a table."""
+        facts = self.spark.sql(f"describe extended {table}")
+        (location,) = facts.where("col_name = 'Location'").collect()
+        return Path(location.data_type.removeprefix("file:"))
+
+
+def rows_of(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return in_order(frame.select(*COLUMNS).collect())

@@ -7,11 +7,8 @@ from typing import Any
 
 import pandas as pd
 from pyspark.sql import Row
-from tests.spark.streams import workers_get_by_value
 
 from statelog.spark import StatefulProcessor
-
-workers_get_by_value(__name__)
 
 INPUT = (
     "key string, `order id` bigint, small tinyint, ratio float, flag boolean, at timestamp, "

@@ -1,20 +1,17 @@
 """A query whose timers fire while no row arrives."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Row
-from tests.spark.streams import Job, workers_get_by_value
+from pyspark.sql import Row, SparkSession
+from tests.support.spark.streams import BatchSource, Job
 
 from statelog.spark import StatefulProcessor, StatefulProcessorHandle
-
-workers_get_by_value(__name__)
 
 INPUT = "key bigint, wait_ms bigint"
 OUTPUT = "key bigint, kind string, due bigint, now bigint, kept string"
 TTL_MS = 300
-PATIENCE_SECONDS = 60
 
 
 class Alarm(StatefulProcessor):
@@ -41,11 +38,10 @@ class Alarm(StatefulProcessor):
         return Row(key=key[0], kind=kind, due=due, now=now, kept=str(self.value.get()))
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)
+def alarm_job(spark: SparkSession, folder: Path, processor: Alarm | None = None) -> Job:
+    source = BatchSource(spark, folder / "in", INPUT)
+    options = {"timeMode": "ProcessingTime"}
+    return Job(source, folder, ["key"], processor or Alarm(), OUTPUT, options)
 
 
 def told(job: Job, kind: str) -> list[Row]:

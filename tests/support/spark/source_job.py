@@ -7,12 +7,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from tests.spark.streams import BatchSource, Job, workers_get_by_value
+from tests.support.spark.streams import BatchSource, Job
 
-from statelog.checkpoint.listing import CheckpointState, CheckpointSummary, list_checkpoints
+from statelog.checkpoint.listing import CheckpointSummary, list_checkpoints
 from statelog.store import open_store
-
-workers_get_by_value(__name__)
 
 HOUR = 3_600_000
 INPUT = "customer string, item string, n int, at timestamp"
@@ -58,7 +56,7 @@ def order(customer: str, item: str, n: int) -> tuple[Any, ...]:
     return customer, item, n, START + dt.timedelta(minutes=20 * n, microseconds=n)
 
 
-def job(spark: SparkSession, folder: Path, **options: Any) -> Job:
+def everything_job(spark: SparkSession, folder: Path, **options: Any) -> Job:
     source = BatchSource(spark, folder / "in", INPUT)
     for batch in range(4):
         source.add([order(f"c{n % 7}", f"item {batch}", n) for n in range(batch, batch + 10)])
@@ -77,15 +75,13 @@ def flat(frame: DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a frame as a reader of state has them, with dots in names."""
     rows = []
     for row in frame.toArrow().to_pylist():
-        one: dict[str, Any] = {}
+        flat_row: dict[str, Any] = {}
         for name, value in row.items():
-            nested = name in ("key", "user_key", "value")
-            one |= (
-                {f"{name}.{part}": each for part, each in value.items()}
-                if nested
-                else {name: value}
-            )
-        rows.append(one)
+            if name in ("key", "user_key", "value"):
+                flat_row |= {f"{name}.{part}": content for part, content in value.items()}
+            else:
+                flat_row[name] = value
+        rows.append(flat_row)
     return sorted(rows, key=repr)
 
 
@@ -94,5 +90,4 @@ def summaries(location: Path) -> list[CheckpointSummary]:
 
 
 def retained(location: Path) -> list[int]:
-    is_retained = CheckpointState.RETAINED
-    return [one.checkpoint_id for one in summaries(location) if one.state is is_retained]
+    return [summary.checkpoint_id for summary in summaries(location) if summary.is_retained]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 from pyspark.sql import Row
-from tests.spark.versions import TwsTester
+from tests.support.spark.versions import TwsTester
 
 from statelog.spark import StatefulProcessor
 
@@ -51,7 +51,7 @@ class RunningCountStatefulProcessorFactory:
 
 def examples() -> list[tuple[str, str]]:
     """The code of each example in TwsTester's docstring, and the result that its comment promises."""
-    found = []
+    examples_with_results = []
     text = TwsTester.__doc__ or ""
     for part in re.split(r"\*\*Example \d+", text)[1:]:
         code = "\n".join(
@@ -59,5 +59,5 @@ def examples() -> list[tuple[str, str]]:
         )
         promised = re.search(r"# (?:Result|Returns): (.*)", code)
         assert promised is not None
-        found.append((code, promised.group(1)))
-    return found
+        examples_with_results.append((code, promised.group(1)))
+    return examples_with_results

@@ -6,20 +6,14 @@ import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from tests.spark.connect.jobs import ConnectJob
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import BatchSource, workers_get_by_value
+from tests.support.spark.connect.jobs import connect_job
 
 URL = "STATELOG_TEST_URL"
 """The variable with the address of the server, whose token is on no command line."""
 
-workers_get_by_value("tests.spark.processors")
-
 
 def main(url: str, folder: str) -> None:
-    session = SparkSession.builder.remote(url).getOrCreate()
-    source = BatchSource(session, Path(folder) / "in", INPUT)
-    job = ConnectJob(source, Path(folder), ["key"], Totals(), TOTALS, {"tasks": 2})
+    job = connect_job(SparkSession.builder.remote(url).getOrCreate(), Path(folder))
     job.start(trigger={"processingTime": "200 milliseconds"})
     print("started", flush=True)
     time.sleep(600)

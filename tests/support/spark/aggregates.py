@@ -6,8 +6,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
-from tests.spark.streams import BatchSource, wait
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as sf
+from tests.support.spark.streams import BatchSource, run_to_end
 
 from statelog.spark import Aggregate, aggregate
 from statelog.spark import functions as F
@@ -16,7 +17,7 @@ COLUMNS = (
     "name string, place int, whole int, tiny tinyint, big bigint, price decimal(10,2), ratio double, "
     "part float, text string, flag boolean, day date, at timestamp, raw binary"
 )
-FUNCTIONS = {
+FUNCTIONS: dict[str, tuple[Aggregate, str]] = {
     "n": (F.count(), "count(*)"),
     "known": (F.count("whole"), "count(whole)"),
     "ints": (F.sum("whole"), "sum(whole)"),
@@ -83,18 +84,20 @@ class Query:
         self.source = source
         self.folder = folder
         self.settings = {"stateLocation": str(folder / "state"), **settings}
-        self.batches: list[list[Row]] = []
 
-    def run(self, *keys: Any, rows: "DataFrame | None" = None, **changes: Any) -> list[list[Row]]:
+    def run(self, *keys: Any, rows: DataFrame | None = None, **changes: Any) -> list[list[Row]]:
         frame = self.source.frame() if rows is None else rows
         settings = {**self.settings, **changes}
         names = [name for name, value in settings.items() if isinstance(value, Aggregate)]
         aggregates = [settings.pop(name).alias(name) for name in names]
-        return self.write(aggregate(frame.groupBy(*keys), *aggregates, **settings))
+        out = aggregate(frame.groupBy(*keys), *aggregates, **settings)
+        return [batch for batch in run_to_end(out, self.folder / "query") if batch]
 
-    def write(self, out: DataFrame) -> list[list[Row]]:
-        self.batches = []
-        writer = out.writeStream.option("checkpointLocation", str(self.folder / "query"))
-        writer = writer.foreachBatch(lambda frame, _: self.batches.append(frame.collect()))
-        wait(writer.trigger(availableNow=True).start())
-        return [batch for batch in self.batches if batch]
+
+def functions_of(table: dict[str, tuple[Aggregate, str]]) -> dict[str, Aggregate]:
+    return {name: function for name, (function, _) in table.items()}
+
+
+def columns_of_spark(table: dict[str, tuple[Aggregate, str]]) -> list[Column]:
+    """Return the same aggregates as columns of Spark."""
+    return [sf.expr(sql).alias(name) for name, (_, sql) in table.items()]

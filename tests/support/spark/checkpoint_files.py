@@ -2,10 +2,9 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame
-from tests.spark.streams import BatchSource
+from tests.support.spark.streams import BatchSource
 
 
 class InTime(BatchSource):
@@ -23,12 +22,8 @@ class AnySize(BatchSource):
         return self.spark.readStream.schema(self.schema).parquet(str(self.folder))
 
 
-class AnySizeInTime(AnySize):
+class AnySizeInTime(InTime, AnySize):
     """The same, with a watermark."""
-
-    def frame(self) -> DataFrame:
-        frame = super().frame().selectExpr("*", "timestamp_millis(amount) AS at")
-        return frame.withWatermark("at", "1 day")
 
 
 def newest(folder: Path) -> int:
@@ -69,5 +64,6 @@ def replace(folder: Path, backup: Path) -> None:
     shutil.copytree(backup, folder)
 
 
-def in_order(batch: list[Any]) -> list[tuple[Any, ...]]:
-    return sorted(map(tuple, batch), key=repr)
+def planned(query: Path) -> int:
+    """Return the number of micro-batches that Spark has planned."""
+    return len(list((query / "offsets").glob("[0-9]*")))

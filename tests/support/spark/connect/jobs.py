@@ -2,18 +2,14 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
-from tests.spark.streams import TIMEOUT_SECONDS, BatchSource, workers_get_by_value
-
-from statelog.spark import StatefulProcessor, transform_with_state
-
-workers_get_by_value(__name__)
-workers_get_by_value("tests.spark.streams")
+from pyspark.sql import DataFrame, SparkSession
+from tests.support.spark.processors import INPUT, TOTALS, Totals
+from tests.support.spark.streams import BatchSource, Job, in_order, wait
 
 
 class Deliveries:
@@ -38,31 +34,22 @@ class Deliveries:
         files = sorted(Path(self.folder).glob("*.json"))
         return [rows for file in files if (rows := json.loads(file.read_text()))]
 
+    def in_order(self) -> list[list[tuple[Any, ...]]]:
+        """Return the values of the rows, each micro-batch in order."""
+        return [in_order(row.values() for row in rows) for rows in self.batches()]
+
 
 @dataclass
-class ConnectJob:
+class ConnectJob(Job):
     """
-    One streaming query on a Connect session, which is run and run again.
+    A job on a Connect session.
 
     Args:
-        source: Its input.
-        folder: Where checkpointLocation, state and deliveries are.
-        keys: What to group by.
-        processor: The processor.
-        output: DDL of the output.
-        options: More arguments of `transform_with_state`.
         steps: The steps after the operator.
-        checkpoint: The checkpointLocation, if it is not in *folder*.
+        checkpoint: The checkpointLocation, if it is not in the job's folder.
     """
 
-    source: BatchSource
-    folder: Path
-    keys: Sequence[Any]
-    processor: StatefulProcessor
-    output: str
-    options: dict[str, Any] = field(default_factory=dict)
     steps: Callable[[DataFrame], DataFrame] = lambda frame: frame
-
     checkpoint: str = ""
 
     @property
@@ -71,28 +58,28 @@ class ConnectJob:
 
     def stream(self, **changes: Any) -> DataFrame:
         """Return the output of the operator with the steps behind it."""
-        arguments = {"stateLocation": str(self.folder / "state"), **self.options, **changes}
-        transform = arguments.pop("transform", transform_with_state)
-        processor = arguments.pop("processor", self.processor)
-        frame = transform(
-            self.source.frame().groupBy(*self.keys), processor, self.output, **arguments
-        )
-        return self.steps(frame)
+        return self.steps(super().stream(**changes))
 
     def start(self, sink: Any = None, trigger: Any = None, **changes: Any) -> Any:
         writer = self.stream(**changes).writeStream
         return (
             writer.foreachBatch(sink or self.sink)
-            .option("checkpointLocation", self.checkpoint or str(self.folder / "query"))
+            .option("checkpointLocation", self.checkpoint or str(self.query))
             .trigger(**(trigger or {"availableNow": True}))
             .start()
         )
 
-    def run(self, **changes: Any) -> Any:
-        """Run the query over all batches there are; raises what it failed with."""
-        query = self.start(**changes)
-        try:
-            assert query.awaitTermination(TIMEOUT_SECONDS), "the query hangs"
-        finally:
-            query.stop()
-        return query
+
+def connect_job(session: SparkSession, folder: Path, processor: Any = None) -> ConnectJob:
+    """Return a job of two tasks that adds up amounts by key."""
+    source = BatchSource(session, folder / "in", INPUT)
+    return ConnectJob(source, folder, ["key"], processor or Totals(), TOTALS, {"tasks": 2})
+
+
+def deliver(frame: DataFrame, folder: Path, mode: str = "update") -> Deliveries:
+    """Run a query over all input there is, and return its sink; all it writes is in *folder*."""
+    sink = Deliveries(folder / "out")
+    writer = frame.writeStream.outputMode(mode).foreachBatch(sink)
+    writer = writer.option("checkpointLocation", str(folder / "query"))
+    wait(writer.trigger(availableNow=True).start())
+    return sink

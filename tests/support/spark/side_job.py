@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
-from tests.spark import processors
-from tests.spark.killed_jobs import session
-from tests.spark.processors import INPUT, TOTALS, Totals
-from tests.spark.streams import BatchSource, workers_get_by_value
+from tests.house.sources import ROOT
+from tests.support.spark.processors import INPUT, TOTALS, Totals
+from tests.support.spark.streams import BatchSource
 
+from statelog.demo.java import prepare_environment
+from statelog.demo.process import processes_of_session
+from statelog.runtime.fail_points import VARIABLE
 from statelog.spark import transform_with_state
-
-workers_get_by_value(processors.__name__)
-workers_get_by_value(__name__)
 
 
 class Sides(Totals):
@@ -65,27 +67,51 @@ def writer_of(folder: Path, name: str) -> Callable[[DataFrame, int], None]:
     return write
 
 
-def run(spark: SparkSession, folder: Path, inline_bytes: int, **options: Any) -> None:
+def run(spark: SparkSession, folder: Path, inline_bytes: int, delivery: str) -> None:
     (folder / "out").mkdir(exist_ok=True)
     stream = transform_with_state(
-        BatchSource(spark, folder / "in", INPUT).frame().groupBy("key"),
-        Sides(),
-        TOTALS,
-        stateLocation=str(folder / "state"),
-        tasks=2,
+        BatchSource(spark, folder / "in", INPUT).frame().groupBy("key"), Sides(), TOTALS,
+        stateLocation=str(folder / "state"), tasks=2, delivery=delivery,
         **{"stream.data-inline-threshold": inline_bytes},
-        **options,
-    )
+    )  # fmt: skip
     writer = stream.writeStream.option("checkpointLocation", str(folder / "query"))
-    writer = writer.sideOutput("sevens", writer_of(folder, "sevens"))
-    writer = writer.sideOutput("first", writer_of(folder, "first"))
+    for name in ("sevens", "first"):
+        writer = writer.sideOutput(name, writer_of(folder, name))
     query = writer.foreachBatch(writer_of(folder, "main")).trigger(availableNow=True).start()
     query.awaitTermination()
 
 
-def main(folder: Path, inline_bytes: int) -> None:
-    run(session(), folder, inline_bytes, delivery=os.environ.get("DELIVERY", "staged"))
+def run_killed(folder: Path, inline_bytes: int, fail_points: str, delivery: str) -> int:
+    """Run the job as a process that dies at a fail point; return its exit status."""
+    environment = {
+        **os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", VARIABLE: fail_points,
+        "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }  # fmt: skip
+    command = [sys.executable, __file__, str(folder), str(inline_bytes), delivery]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            return process.wait(180)
+        finally:
+            for pid in processes_of_session(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def main(folder: str, inline_bytes: str, delivery: str) -> None:
+    prepare_environment()
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    spark = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    run(spark, Path(folder), int(inline_bytes), delivery)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(*sys.argv[1:])

@@ -5,11 +5,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tests.spark.streams import workers_get_by_value
 
 from statelog.spark import ColumnarProcessor
-
-workers_get_by_value(__name__)
 
 
 class ColumnarTotals(ColumnarProcessor):

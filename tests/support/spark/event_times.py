@@ -4,15 +4,14 @@ import datetime as dt
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, Row
-from tests.spark.streams import BatchSource, workers_get_by_value
+from pyspark.sql import DataFrame, Row, SparkSession
+from tests.support.spark.streams import BatchSource, Job
 
 from statelog.spark import StatefulProcessor, StatefulProcessorHandle
-
-workers_get_by_value(__name__)
 
 SCHEMA = "key bigint, at timestamp"
 OUTPUT = "key bigint, kind string, seen string"
@@ -38,9 +37,9 @@ class Timekeeper(StatefulProcessor):
         self.fired = handle.getListState("fired", "at bigint")
 
     def tell(self, key: Any, kind: str, timers: Any, *facts: Any) -> Row:
-        held = sorted(self.handle.listTimers())
+        timers_set = sorted(self.handle.listTimers())
         fired = sorted(time for (time,) in self.fired.get())
-        seen = [timers.getCurrentWatermarkInMs(), held, fired, *facts]
+        seen = [timers.getCurrentWatermarkInMs(), timers_set, fired, *facts]
         return Row(key=key[0], kind=kind, seen=json.dumps(seen))
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
@@ -97,9 +96,14 @@ def batch_of(rng: random.Random, now: int) -> list[tuple[int, dt.datetime | None
     return rows + [(KEYS + place, stray) for place, stray in enumerate(strays)]
 
 
-def in_order(rows: list[Row]) -> list[tuple[int, list[tuple[str, str]]]]:
+def seen_by_key(rows: list[Row]) -> list[tuple[int, list[tuple[str, str]]]]:
     """Return what was seen by key, in the order in which it was seen."""
     by_key: dict[int, list[tuple[str, str]]] = {}
     for row in rows:
         by_key.setdefault(row.key, []).append((row.kind, row.seen))
     return sorted(by_key.items())
+
+
+def event_job(spark: SparkSession, folder: Path, **options: Any) -> Job:
+    source = EventTimes(spark, folder / "in", SCHEMA)
+    return Job(source, folder, ["key"], Timekeeper(), OUTPUT, {"timeMode": "EventTime", **options})
