@@ -37,35 +37,35 @@ def changelog(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="A changelog file or a checkpoint's _metadata: path or URL."
+            metavar="FILE",
+            help="Path or URL of a changelog file or of a checkpoint's _metadata file.",
         ),
     ],
     offset: Annotated[
         list[int] | None,
         typer.Option(
-            help="Print the change set at this payload offset; repeat the option for several.",
+            help="Print only the change set at this payload offset; repeat the option for several.",
             min=0,
         ),
     ] = None,
     values: Annotated[
         ValueForm | None,
         typer.Option(
-            help="Also print the values: as UTF-8 text, with escapes for other bytes and control "
-            "characters, or as hexadecimal digits."
+            help="Also print the values, either as UTF-8 text, with other bytes and control characters escaped, or as hexadecimal digits."
         ),
     ] = None,
     value_bytes: Annotated[
-        int, typer.Option(help="Print at most this many bytes of a value; 0 prints all.", min=0)
+        int, typer.Option(help="Print at most this many bytes of each value; 0 prints all.", min=0)
     ] = _VALUE_BYTES,
     as_json: options.Json = False,
 ) -> None:
     """
-    Print the changes in a changelog file or in a checkpoint: sizes and digests, one change per line.
+    Print the changes in a changelog file or in a checkpoint, one per line, with sizes and digests.
 
     Columns: the offset of the change set, the key group, the size of the value in bytes, and its
     SHA-256; --values adds the encoded value.  Key group -1 contains metadata, which every reader
-    receives.  The command first verifies every checksum in the file.  For a claim, the command
-    prints its owner.  To see the changes of state, use `statelog diff`.
+    receives.  The command first verifies every checksum in the file.  If the file is a claim, the
+    command prints the claim's owner. To see how state changed, use `statelog diff`.
 
     Examples:
         statelog changelog s3://bucket/jobs/totals/chk-41/_metadata

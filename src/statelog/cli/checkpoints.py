@@ -77,8 +77,7 @@ def checkpoints(location: options.Location, as_json: options.Json = False) -> bo
     """
     List the checkpoints of a state location.
 
-    A "retained" checkpoint can be restored.  A "subsumed" checkpoint cannot; its file remains until
-    the next garbage collection, or as long as a retained checkpoint needs changes in it.  Exit
+    A "retained" checkpoint can be restored.  A "subsumed" checkpoint cannot be restored; its file remains until the next garbage collection, or longer if a retained checkpoint needs changes in it.  Exit
     status 1 if a checkpoint is damaged.
 
     Examples:
@@ -165,8 +164,8 @@ def gc(
 
     A query can keep running if --min-age exceeds the time from the upload of a change set to the
     commit of its checkpoint.  The command deletes nothing while a retained checkpoint is damaged.
-    In a fork that no longer needs its parent, the command deletes the tag that retains a checkpoint
-    of the parent.  Exit status 1 if a retained checkpoint is damaged or an object could not be
+    When run on a fork that no longer needs its parent, the command deletes the tag that retains
+    the parent's checkpoint.  Exit status 1 if a retained checkpoint is damaged or an object could not be
     deleted.
 
     Examples:
@@ -233,11 +232,9 @@ def audit(
     """
     List the operations that changed a state location, newest last.
 
-    Each command and Python call that changes a location writes a line: gc, rewind, tag, fork, copy,
-    edit, forget and others. Micro-batches, dry runs and calls without an effect do not. An
-    operation is "unfinished" if it is running or was interrupted; repeat an interrupted operation.
+    Every command or Python call that changes a location writes a line: gc, rewind, tag, fork, copy, edit, forget and others. Micro-batches, dry runs and calls that have no effect do not. An operation is "unfinished" if it is still running or was interrupted; repeat an interrupted operation.
 
-    Each process describes itself, so anyone who can write to the location can falsify lines.  Exit
+    Each process reports on itself, so anyone who can write to the location can forge lines.  Exit
     status 1 if a line is damaged.
 
     Examples:

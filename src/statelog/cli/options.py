@@ -21,24 +21,25 @@ Location = Annotated[
     typer.Argument(metavar="LOCATION", help="State location or checkpointLocation: a path or URL."),
 ]
 KEY_FORMS = (
-    r"Values of the key columns, in order. '\N' is null, '\\N' is the text \N. "
+    r"Values of the key columns, in order. '\N' means null, and '\\N' the text \N. "
     "Put -- before a negative number."
 )
 Key = Annotated[list[str], typer.Argument(metavar="KEY", help=KEY_FORMS)]
 Operator = Annotated[
     str | None,
     typer.Option(
-        help="Operator name. Required if the query has several operators and the variable does "
-        "not identify one."
+        help="Name of the operator; required if the query has several, unless the variable identifies it."
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print JSON, one document per line; infinity and NaN are strings."),
+    typer.Option(
+        "--json", help="Print one JSON document per line; infinity and NaN become strings."
+    ),
 ]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(help=f"The checkpoint: {CHECKPOINT_FORMS}. Default: the newest checkpoint."),
+    typer.Option(help=f"Checkpoint to use: {CHECKPOINT_FORMS}. Default: the newest checkpoint."),
 ]
 Since = Annotated[
     str | None,
@@ -52,12 +53,14 @@ Query = Annotated[
 ]
 Variables = Annotated[
     list[str] | None,
-    typer.Option("--variable", help="State variable; repeat the option for several. Default: all."),
+    typer.Option(
+        "--variable", help="Name of a state variable; repeat the option for several. Default: all."
+    ),
 ]
 Limit = Annotated[
     int | None,
     typer.Option(
-        help="Print at most this many rows; 0 prints all. Default: 20, all with --json.", min=0
+        help="Print at most this many rows; 0 prints all. Default: 20, or all with --json.", min=0
     ),
 ]
 To = Annotated[
@@ -66,18 +69,21 @@ To = Annotated[
         help="Write the rows to this new Parquet file instead of printing them.", metavar="FILE"
     ),
 ]
-MinAge = Annotated[str, typer.Option(help="Keep objects younger than this: 90s, 30m, 1h, 7d.")]
+MinAge = Annotated[
+    str, typer.Option(help="Keep objects younger than this, such as 90s, 30m, 1h or 7d.")
+]
 Apply = Annotated[
     bool,
-    typer.Option("--apply", help="Make the changes. Without it, the command only prints them."),
+    typer.Option(
+        "--apply", help="Make the changes. Without this option, the command only prints them."
+    ),
 ]
 Parent = Annotated[
     list[str] | None,
     typer.Option(
         "--parent",
         metavar="URL",
-        help="Read this parent of a fork, if it moved or is in a different bucket or store; repeat "
-        "the option for several.",
+        help="URL of a fork's parent that was moved, or is in a different bucket or store; repeat the option for several.",
     ),
 ]
 

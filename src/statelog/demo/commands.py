@@ -33,10 +33,12 @@ _DIFFERENCES_MAX: Final = 20
 def demo(
     location: Annotated[
         str | None,
-        typer.Option(help="State location: an empty path or URL. Default: a temporary folder."),
+        typer.Option(
+            help="State location: a path or URL that contains nothing yet. Default: a temporary folder."
+        ),
     ] = None,
     tasks_after: Annotated[
-        int, typer.Option(min=1, max=128, help="Number of tasks after the kill.")
+        int, typer.Option(min=1, max=128, help="Number of tasks after the restart.")
     ] = 3,
     orders: Annotated[int, typer.Option(min=1, help="Number of orders in the input.")] = 10_000,
     batches: Annotated[int, typer.Option(min=4, help="Number of micro-batches.")] = 24,
@@ -45,10 +47,10 @@ def demo(
     """
     Run a streaming job, kill it, restart it, and verify the result.
 
-    The job reads order lines.  Its state is the revenue, orders, sessions and last country of each
-    customer.  Halfway through, all processes of the job receive SIGKILL, and the job restarts with
-    a different number of tasks.  The command compares the result with a plain Spark batch query, to
-    the cent.  With --json it prints progress on standard error.  Exit status 1 if anything differs.
+    The job reads orders, and its state contains the revenue, orders, sessions and last country of
+    each customer. Halfway through, all processes of the job receive SIGKILL, and the job restarts with
+    a different number of tasks.  The command compares the result, to the cent, with the result of
+    a plain Spark batch query. With --json, it prints progress on standard error.  Exit status 1 if anything differs.
 
     Examples:
         statelog demo

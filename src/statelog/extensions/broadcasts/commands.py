@@ -23,7 +23,7 @@ def broadcasts(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="The broadcast table. Without a name, the command lists all tables.",
+            help="Name of the broadcast table. If omitted, the command lists all tables.",
         ),
     ] = None,
     *,
@@ -36,8 +36,8 @@ def broadcasts(
     """
     List the versions of broadcast tables that micro-batches read, or print a version's rows.
 
-    Without a name, the command lists the versions of all retained checkpoints, or only of
-    --checkpoint.  A query defines its broadcast tables with the setting `broadcast`.
+    Without a name, the command lists the versions that all retained checkpoints use, or only those
+    of --checkpoint. A query defines its broadcast tables in its `broadcast` setting.
 
     Examples:
         statelog broadcasts s3://bucket/jobs/alerts

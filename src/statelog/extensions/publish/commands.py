@@ -21,14 +21,14 @@ def publish(
         str | None,
         typer.Option(
             metavar="CATALOG.NAMESPACE.TABLE",
-            help="The Iceberg table, created if it does not exist. Configure the catalog as for pyiceberg.",
+            help="Name of the Iceberg table, which is created if it does not exist. Configure the catalog as for pyiceberg.",
         ),
     ] = None,
     delta: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
-            help="The folder of a Delta table (path or URL), created if it does not exist; excludes --iceberg.",
+            help="Folder of the Delta table (a path or URL), which is created if it does not exist; cannot be combined with --iceberg.",
         ),
     ] = None,
     variable: options.Variables = None,
@@ -54,12 +54,12 @@ def publish(
         ),
     ] = False,
     interval: Annotated[
-        float, typer.Option(help="Seconds between two checks for a newer checkpoint.", min=0.01)
+        float, typer.Option(help="Seconds between checks for a newer checkpoint.", min=0.01)
     ] = 1.0,
     as_json: options.Json = False,
 ) -> None:
     """
-    Publish a checkpoint as the newest version of an Iceberg or a Delta table.
+    Publish a checkpoint as the newest version of an Iceberg or Delta table.
 
     The table contains one row per key and one column per state variable.  Each publication replaces
     the rows of the key groups that changed.  An Iceberg table also gets the tags of LOCATION.

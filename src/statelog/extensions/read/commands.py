@@ -36,7 +36,7 @@ def read(
         list[str] | None,
         typer.Argument(
             metavar="VARIABLE",
-            help="State variables; $timers for timers, $frozen for frozen keys. Default: all.",
+            help="Names of state variables, $timers for timers, or $frozen for frozen keys. Default: all.",
         ),
     ] = None,
     *,
@@ -45,8 +45,7 @@ def read(
     to: Annotated[
         Path | None,
         typer.Option(
-            help="Write a Parquet file per variable to this folder, or one variable to this "
-            "file, NAME.parquet, instead of printing rows."
+            help="Instead of printing rows, write a Parquet file per variable to this folder, or a single variable to this file (NAME.parquet)."
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
@@ -58,8 +57,8 @@ def read(
 
     The command omits state that had expired when the checkpoint's micro-batch ran. --to writes the
     same columns to Parquet files, which any engine and `statelog edit` can read. A file appears
-    under its name only when it is complete. The command replaces an existing file only with
-    --overwrite, or if an interrupted call wrote it from the same checkpoint.
+    under its final name only when it is complete. The command replaces an existing file only with
+    --overwrite, or if an interrupted run wrote it from the same checkpoint.
 
     Examples:
         statelog read s3://bucket/jobs/totals
@@ -122,7 +121,7 @@ def get(
         list[str],
         typer.Argument(
             metavar="[VARIABLE] KEY",
-            help=f"State variable, $timers for timers. Default: all variables. {options.KEY_FORMS}",
+            help=f"Name of a state variable, or $timers for timers. Default: all variables. {options.KEY_FORMS}",
         ),
     ],
     *,
@@ -138,8 +137,8 @@ def get(
     Print the state of one key as of a checkpoint, or its history.
 
     The command reads only the key's key group.  --history prints the state as of each retained
-    checkpoint, oldest first.  Exit status 1 if the key does not exist, or if a checkpoint of the
-    history cannot be read; the command prints the other checkpoints.
+    checkpoint, oldest first.  Exit status 1 if the key does not exist, or if a checkpoint in the
+    history cannot be read; the command still prints the others.
 
     Examples:
         statelog get s3://bucket/jobs/totals total c42
@@ -226,12 +225,10 @@ def diff(
     location: options.Location,
     before: Annotated[
         str,
-        typer.Argument(
-            metavar="BEFORE", help=f"The checkpoint to compare with: {options.CHECKPOINT_FORMS}."
-        ),
+        typer.Argument(metavar="BEFORE", help=f"First checkpoint: {options.CHECKPOINT_FORMS}."),
     ],
     after: Annotated[
-        str, typer.Argument(metavar="AFTER", help="The second checkpoint, in the same forms.")
+        str, typer.Argument(metavar="AFTER", help="Second checkpoint, in any of the same forms.")
     ],
     *,
     variable: Annotated[str | None, typer.Option(help="Compare only this state variable.")] = None,
@@ -288,7 +285,7 @@ def sql(
         str,
         typer.Argument(
             metavar="STATEMENT",
-            help="One statement in DuckDB's dialect, such as 'from total limit 5'.",
+            help="One SQL statement in DuckDB's dialect, such as 'from total limit 5'.",
         ),
     ],
     *,
@@ -305,12 +302,12 @@ def sql(
     as_json: options.Json = False,
 ) -> None:
     """
-    Run an SQL statement over the state as of a checkpoint, with DuckDB.
+    Run an SQL statement in DuckDB over the state as of a checkpoint.
 
     Each state variable is a table of the same name; timers are in the table timers.  A name that
-    contains a dot needs quotes: select "key.customer", "value.total" from total.  The command reads
-    the variables in the statement into memory.  Without --allow-files the statement cannot read or
-    write anything else.  The command requires the extra sql.
+    contains a dot must be quoted: select "key.customer", "value.total" from total.  The command
+    reads the variables that the statement names into memory. Without --allow-files, the statement
+    cannot read or write anything else.  The command requires the sql extra.
 
     Examples:
         statelog sql s3://bucket/jobs/totals 'from total limit 5'

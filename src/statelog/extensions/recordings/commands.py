@@ -32,7 +32,7 @@ def replay(
         list[str] | None,
         typer.Argument(
             metavar="KEY",
-            help=f"{options.KEY_FORMS} Without a key, the command lists the recorded keys.",
+            help=f"{options.KEY_FORMS} If omitted, the command lists the recorded keys.",
         ),
     ] = None,
     *,
@@ -41,7 +41,7 @@ def replay(
     processor: Annotated[
         str | None,
         typer.Option(
-            help="The processor, or a function that returns it: module:Class or file.py:Class. Required with a key.",
+            help="Processor class, or a function that returns a processor, as module:Class or file.py:Class; required with a key.",
             metavar="MODULE:CLASS",
         ),
     ] = None,
@@ -53,9 +53,9 @@ def replay(
     """
     Replay a recorded key through the current processor, and compare the results.
 
-    To record keys, set `record` on the query.  A step is one micro-batch of the key: it starts from
-    the recorded state and timers, and the command compares the resulting rows, state and timers
-    with the recorded ones.  It reports and skips damaged and missing recordings.  Exit status 1 if
+    To record keys, set the query's `record` setting. Each step replays one micro-batch of the key
+    from the recorded state and timers; the command compares the resulting rows, state and timers
+    with the recorded ones. It reports damaged or missing recordings and skips them.  Exit status 1 if
     a step differs or fails, or a recording is skipped.
 
     Examples:

@@ -114,7 +114,7 @@ def report(
         bool,
         typer.Option(
             "--count-keys/--no-count-keys",
-            help="Count the keys of each key group; this reads the newest state.",
+            help="Count the keys in each key group; reads the newest state.",
         ),
     ] = True,
     prices: Annotated[
@@ -124,34 +124,42 @@ def report(
         ),
     ] = None,
     put_price: Annotated[
-        float | None, typer.Option(min=0, help="Price of 1,000 puts.", metavar="DOLLARS")
+        float | None,
+        typer.Option(min=0, help="Price of 1,000 put requests, in dollars.", metavar="DOLLARS"),
     ] = None,
     get_price: Annotated[
-        float | None, typer.Option(min=0, help="Price of 1,000 gets.", metavar="DOLLARS")
+        float | None,
+        typer.Option(min=0, help="Price of 1,000 get requests, in dollars.", metavar="DOLLARS"),
     ] = None,
     storage_price: Annotated[
-        float | None, typer.Option(min=0, help="Price of 1 GB for a month.", metavar="DOLLARS")
+        float | None,
+        typer.Option(
+            min=0, help="Price of storing 1 GB for a month, in dollars.", metavar="DOLLARS"
+        ),
     ] = None,
     latency: Annotated[
-        float, typer.Option(min=0, help="Latency of a request to the store.", metavar="MS")
+        float,
+        typer.Option(
+            min=0, help="Latency of a request to the store, in milliseconds.", metavar="MS"
+        ),
     ] = Speeds().latency_ms,
     read_speed: Annotated[
-        float, typer.Option(min=0.001, help="Network bandwidth of a task.", metavar="MB/S")
+        float, typer.Option(min=0.001, help="Network bandwidth of a task, in MB/s.", metavar="MB/S")
     ] = Speeds().read_mb_s,
     restore_speed: Annotated[
         float,
         typer.Option(
-            min=0.001, help="Stored bytes that a task restores per second.", metavar="MB/S"
+            min=0.001, help="Speed at which a task restores stored bytes, in MB/s.", metavar="MB/S"
         ),
     ] = Speeds().restore_mb_s,
     as_json: options.Json = False,
 ) -> bool:
     """
-    Write an HTML report on growth, restarts and cost of a location.
+    Write an HTML report on the growth, restarts and cost of a location.
 
-    The page shows how state and log grow, the duration, bytes, objects and retries of the stored
-    checkpoints, the keys of each key group, what a restart reads, and the cost of the object
-    store.  It works offline.  With --json the command prints the figures instead of writing the
+    The page shows the growth of state and log, the duration, bytes, objects and retries of each
+    stored checkpoint, the number of keys in each key group, what a restart reads, and the cost of
+    the object store. The page works offline. With --json, the command prints the figures instead of writing the
     page.  Exit status 1 if a checkpoint is damaged.
 
     Examples:

@@ -23,7 +23,7 @@ def side_outputs(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="The side output. Without a name, the command lists all side outputs.",
+            help="Name of the side output. If omitted, the command lists all side outputs.",
         ),
     ] = None,
     *,
@@ -38,7 +38,7 @@ def side_outputs(
     List a query's side outputs, or print the rows of a side output.
 
     A processor declares a side output with `handle.sideOutput(name, schema)` and emits rows to it.
-    The query's setting `retention` sets how long the rows are stored.
+    The query's `retention` setting determines how long the rows are stored.
 
     Examples:
         statelog side-outputs s3://bucket/jobs/totals

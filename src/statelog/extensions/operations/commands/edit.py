@@ -41,8 +41,7 @@ def edit(
         typer.Option(
             "--set",
             metavar="VARIABLE=PATH",
-            help="Set a variable from a Parquet file, or from a folder of files, with the columns of "
-            "`statelog read --to`; repeat the option for several.",
+            help="Set a variable from a Parquet file, or from a folder of files, with the columns that `statelog read --to` writes; repeat the option for several.",
         ),
     ] = None,
     delete_file: Annotated[
@@ -50,13 +49,14 @@ def edit(
         typer.Option(
             "--delete",
             metavar="PATH",
-            help="Delete the whole state of the keys in a Parquet file.",
+            help="Delete the whole state of every key in a Parquet file.",
         ),
     ] = None,
     delete_others: Annotated[
         bool,
         typer.Option(
-            "--delete-others", help="Delete a variable for the keys that are not in its file."
+            "--delete-others",
+            help="For each variable that is set, delete the keys that are not in its file.",
         ),
     ] = False,
     operator: options.Operator = None,
@@ -64,16 +64,16 @@ def edit(
     as_json: options.Json = False,
 ) -> None:
     """
-    Set and delete the state of keys from Parquet files, as a new checkpoint.
+    Set or delete the state of the keys in Parquet files, and commit a new checkpoint.
 
     A file's rows for a key replace the key's whole state in that variable; keys that are not in the
     file do not change.  The command writes only keys whose state differs, so you can repeat an
-    interrupted call.  With a time to live, an entry expires at expires_at_ms in the file, or one
-    time to live from now.
+    interrupted run. If a variable has a time to live, each entry expires at its expires_at_ms in
+    the file; without this value, the time to live starts now.
 
     Stop the query first.  A running query is fenced; its next start continues from the edited state
-    at the same source position.  The command reads the files into memory: to edit millions of keys,
-    split them into several files and calls.
+    at the same source position.  The command reads the files into memory: to edit millions of
+    keys, split them across several files and runs.
 
     Examples:
         statelog edit s3://bucket/jobs/totals --set total=/tmp/totals/total.parquet
@@ -142,7 +142,7 @@ def unfreeze(
     as_json: options.Json = False,
 ) -> None:
     """
-    Let a query process frozen keys again, as a new checkpoint.
+    Unfreeze keys in a new checkpoint, so that the query processes them again.
 
     A query with the setting `onError="freeze"` freezes a key whose processing fails: later rows of
     the key become dead letters too.  `statelog read LOCATION '$frozen'` lists the keys.  Stop the
@@ -189,8 +189,8 @@ def forget(
     """
     Remove a key from all state of an operator, and list the objects that still contain it.
 
-    --apply deletes the key in a new checkpoint.  Its bytes are deleted with the snapshots and
-    checkpoints that the command lists.  With --now, it also rewrites the affected key
+    --apply deletes the key in a new checkpoint.  The key's bytes are deleted together with the
+    snapshots and checkpoints that the command lists. With --now, the command also rewrites the affected key
     groups without the key, discards older checkpoints, and deletes their objects.  Stop the query
     first.  A running query is fenced; its next start continues.  The command does not change the
     parents of a fork; it prints the command to run for each parent that contains the key.

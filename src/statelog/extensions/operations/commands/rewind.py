@@ -33,7 +33,7 @@ def rewind(
     batch_id: Annotated[
         int | None,
         typer.Option(
-            help="The last micro-batch to keep. Without it, the command lists the micro-batches.",
+            help="Last micro-batch to keep. If omitted, the command lists the micro-batches.",
             min=0,
         ),
     ] = None,
@@ -44,7 +44,7 @@ def rewind(
     min_idle: Annotated[
         str,
         typer.Option(
-            help="Reject --apply if Spark planned a micro-batch within this time: 90s, 30m, 1h, 7d."
+            help="Reject --apply if Spark planned a micro-batch within this time, such as 90s, 30m, 1h or 7d."
         ),
     ] = "1m",
     apply: options.Apply = False,
@@ -56,9 +56,9 @@ def rewind(
     The state after the micro-batch becomes the newest checkpoint.  The command deletes Spark's
     files of later micro-batches (offsets, commits, and the lists of file sources), so the query
     plans and reads those batches again.  A run that is still active is fenced and fails at its next
-    commit.  Repeat an interrupted rewind with the same command.
+    commit.  If a rewind is interrupted, repeat the same command.
 
-    If the sink stores batch ids, delete the later ids there.  Exit status 1 if the rewind is not
+    If the sink stores batch ids, delete the later ids from it.  Exit status 1 if the rewind is not
     possible: the checkpoint is not retained, the offsets are missing or do not match the state, or
     a run seems to be active.
 

@@ -37,14 +37,14 @@ def tag(
     location: options.Location,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="The tag. Without a name, the command lists all tags."),
+        typer.Argument(
+            metavar="NAME", help="Name of the tag. If omitted, the command lists all tags."
+        ),
     ] = None,
     *,
     checkpoint: options.Checkpoint = None,
     checkpoint_location: options.Query = None,
-    comment: Annotated[
-        str, typer.Option(help="A human-readable comment, stored with the tag.")
-    ] = "",
+    comment: Annotated[str, typer.Option(help="Comment to store with the tag.")] = "",
     remove: Annotated[
         bool,
         typer.Option(
@@ -52,23 +52,23 @@ def tag(
         ),
     ] = False,
     kind: Annotated[
-        str, typer.Option(help="With --remove, the kind of the tag: tag, fork or reader.")
+        str, typer.Option(help="Kind of tag to remove: tag, fork or reader.")
     ] = TagKind.TAG.value,
     apply: options.Apply = False,
     as_json: options.Json = False,
 ) -> None:
     """
-    Retain a checkpoint under a name, with the position of its sources; list or remove tags.
+    Retain a checkpoint and its source position under a name; list or remove tags.
 
     The checkpoint can be read and restored until you remove the tag, regardless of what the query
     retains.  `statelog fork --checkpoint NAME` continues from it.  The query can keep running; the
-    command waits up to 10 s for the sink to receive the rows of the micro-batch.  Repeat an
-    interrupted call with the same arguments.  Exit status 1 if the checkpoint is no longer
-    retained, or if the sink takes longer.
+    command waits up to 10 s for the sink to receive the rows of the micro-batch.  If a run is
+    interrupted, repeat it with the same arguments. Exit status 1 if the checkpoint is no longer
+    retained, or if the sink exceeds the time limit.
 
     --remove --apply removes a tag; the next garbage collection deletes objects that only the tag
-    retained.  With --kind fork, it releases a fork; a fork that still needs objects in LOCATION can
-    then no longer be read.
+    retained.  With --kind fork, it releases a fork; if the fork still needs objects in LOCATION,
+    it can no longer be read.
 
     Examples:
         statelog tag s3://bucket/jobs/totals
@@ -162,7 +162,8 @@ def fork(
     new_location: Annotated[
         str,
         typer.Argument(
-            metavar="NEW_LOCATION", help="The new state location: an empty path or URL."
+            metavar="NEW_LOCATION",
+            help="New state location: a path or URL that contains nothing yet.",
         ),
     ],
     *,
@@ -177,21 +178,22 @@ def fork(
     ] = None,
     state_only: Annotated[
         bool,
-        typer.Option("--state-only", help="Fork the state without the position of the sources."),
+        typer.Option("--state-only", help="Fork the state without the source position."),
     ] = False,
     copy: Annotated[
-        bool, typer.Option("--copy", help="Copy the objects, so the fork does not need LOCATION.")
+        bool,
+        typer.Option("--copy", help="Copy the objects, so that the fork does not need LOCATION."),
     ] = False,
     as_json: options.Json = False,
 ) -> None:
     """
-    Prepare a second query that starts from a checkpoint of the first, in constant time.
+    Prepare a second query that starts from a checkpoint of the first one, in constant time.
 
     Without --copy, state is not copied: the new location refers to objects in LOCATION, and a tag
     retains them there until the fork no longer needs them (`statelog gc --apply NEW_LOCATION` then
-    removes the tag).  Repeat an interrupted fork with the same command.  The query can keep
-    running, as for `tag`.  Exit status 1 if the checkpoint is not retained, or if the sink of its
-    micro-batch takes longer than 10 s.
+    removes the tag).  If a fork is interrupted, repeat the same command. The query can keep
+    running, as with `tag`. Exit status 1 if the checkpoint is not retained, or if the sink does
+    not receive its micro-batch within 10 s.
 
     Examples:
         statelog fork s3://bucket/jobs/totals s3://bucket/jobs/totals-next --new-checkpoint-location s3://bucket/queries/next
@@ -240,7 +242,11 @@ def fork(
 def copy(
     location: options.Location,
     new_location: Annotated[
-        str, typer.Argument(metavar="NEW_LOCATION", help="The copy: an empty path or URL.")
+        str,
+        typer.Argument(
+            metavar="NEW_LOCATION",
+            help="Destination of the copy: a path or URL that contains nothing yet.",
+        ),
     ],
     *,
     checkpoint: options.Checkpoint = None,
@@ -259,13 +265,14 @@ def copy(
     """
     Copy the retained checkpoints of a location, up to --checkpoint, to another folder or store.
 
-    The command verifies every object before and after writing it. If a call is interrupted, repeat
-    it: the command verifies objects that were already copied, but does not copy them again.  The
-    query can keep running in LOCATION in the meantime.  To move a query, stop it before the last
-    call, and start it with NEW_LOCATION as stateLocation and the same checkpointLocation.
+    The command verifies every object before and after writing it. If a run is interrupted, repeat
+    it: the command verifies objects that were already copied, but does not copy them again.
+    Meanwhile, the query can keep running in LOCATION. To move a query, stop it before the final
+    run of this command, then start it with stateLocation set to NEW_LOCATION and the same
+    checkpointLocation.
 
     To encrypt a location, or to change its key, copy it with --new-encryption. The environment
-    variable STATELOG_ENCRYPTION names the keys of LOCATION.
+    variable STATELOG_ENCRYPTION specifies the keys of LOCATION.
 
     Examples:
         statelog copy s3://bucket/jobs/totals gs://backup/jobs/totals

@@ -47,14 +47,14 @@ def verify(
     at_least: Annotated[
         int | None,
         typer.Option(
-            help="Report a finding if the newest checkpoint is older than this known checkpoint.",
+            help="Report a finding if the newest checkpoint is older than this checkpoint.",
             min=0,
         ),
     ] = None,
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Delete left-over objects instead of only verifying; requires --apply."
+            "--repair", help="Delete leftover objects instead of only verifying; requires --apply."
         ),
     ] = False,
     give_up: Annotated[
@@ -75,12 +75,12 @@ def verify(
     Read and verify every object that retained checkpoints need, or repair the location.
 
     The command reads every object once, verifies every checksum, and compares the log of each
-    checkpoint with the log of the previous one.  After a finding, the command prints the newest
-    undamaged checkpoint.  Checksums and encryption cannot reveal that the newest checkpoints were
-    deleted: pass the newest one you know of to --at-least.
+    checkpoint with the log of the previous one.  If it finds a problem, the command prints the
+    newest undamaged checkpoint.  Checksums and encryption cannot reveal that the newest checkpoints were
+    deleted: pass the newest checkpoint that you know of to --at-least.
 
     --repair deletes objects that are provably unnecessary: temporary objects and files of killed
-    writes, metadata of checkpoints that an interrupted clean-up left, and objects of unfinished
+    writes, checkpoint metadata that an interrupted clean-up left behind, and objects of unfinished
     checkpoints.  It never deletes claims, unknown names, damaged checkpoints, or objects younger
     than --min-age.
 

@@ -13,7 +13,7 @@ from statelog.store import open_store
 PAGE = "docs/how-to/sizing.md"
 
 
-def test_the_page_report_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_sizing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     CostlyHistory(
         3,
