@@ -77,8 +77,9 @@ def checkpoints(location: options.Location, as_json: options.Json = False) -> bo
     """
     List the checkpoints of a state location.
 
-    A "retained" checkpoint can be restored.  A "subsumed" checkpoint cannot be restored; its file remains until the next garbage collection, or longer if a retained checkpoint needs changes in it.  Exit
-    status 1 if a checkpoint is damaged.
+    A "retained" checkpoint can be restored.  A "subsumed" checkpoint cannot be restored; its file
+    remains until the next garbage collection, or longer if a retained checkpoint needs changes in
+    it.  Exit status 1 if a checkpoint is damaged.
 
     Examples:
         statelog checkpoints s3://bucket/jobs/totals
@@ -164,9 +165,9 @@ def gc(
 
     A query can keep running if --min-age exceeds the time from the upload of a change set to the
     commit of its checkpoint.  The command deletes nothing while a retained checkpoint is damaged.
-    When run on a fork that no longer needs its parent, the command deletes the tag that retains
-    the parent's checkpoint.  Exit status 1 if a retained checkpoint is damaged or an object could not be
-    deleted.
+    When run on a fork that no longer needs its parent, the command deletes the tag that retains the
+    parent's checkpoint.  Exit status 1 if a retained checkpoint is damaged or an object could not
+    be deleted.
 
     Examples:
         statelog gc s3://bucket/jobs/totals
@@ -232,7 +233,10 @@ def audit(
     """
     List the operations that changed a state location, newest last.
 
-    Every command or Python call that changes a location writes a line: gc, rewind, tag, fork, copy, edit, forget and others. Micro-batches, dry runs and calls that have no effect do not. An operation is "unfinished" if it is still running or was interrupted; repeat an interrupted operation.
+    Every command or Python call that changes a location writes a line: gc, rewind, tag, fork, copy,
+    edit, forget and others. Micro-batches, dry runs and calls that have no effect do not. An
+    operation is "unfinished" if it is still running or was interrupted; repeat an interrupted
+    operation.
 
     Each process reports on itself, so anyone who can write to the location can forge lines.  Exit
     status 1 if a line is damaged.

@@ -48,9 +48,10 @@ def demo(
     Run a streaming job, kill it, restart it, and verify the result.
 
     The job reads orders, and its state contains the revenue, orders, sessions and last country of
-    each customer. Halfway through, all processes of the job receive SIGKILL, and the job restarts with
-    a different number of tasks.  The command compares the result, to the cent, with the result of
-    a plain Spark batch query. With --json, it prints progress on standard error.  Exit status 1 if anything differs.
+    each customer. Halfway through, all processes of the job receive SIGKILL, and the job restarts
+    with a different number of tasks.  The command compares the result, to the cent, with the result
+    of a plain Spark batch query. With --json, it prints progress on standard error.  Exit status 1
+    if anything differs.
 
     Examples:
         statelog demo

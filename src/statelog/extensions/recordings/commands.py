@@ -55,8 +55,8 @@ def replay(
 
     To record keys, set the query's `record` setting. Each step replays one micro-batch of the key
     from the recorded state and timers; the command compares the resulting rows, state and timers
-    with the recorded ones. It reports damaged or missing recordings and skips them.  Exit status 1 if
-    a step differs or fails, or a recording is skipped.
+    with the recorded ones. It reports damaged or missing recordings and skips them.  Exit status 1
+    if a step differs or fails, or a recording is skipped.
 
     Examples:
         statelog replay s3://bucket/jobs/fraud

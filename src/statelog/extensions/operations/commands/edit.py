@@ -190,10 +190,11 @@ def forget(
     Remove a key from all state of an operator, and list the objects that still contain it.
 
     --apply deletes the key in a new checkpoint.  The key's bytes are deleted together with the
-    snapshots and checkpoints that the command lists. With --now, the command also rewrites the affected key
-    groups without the key, discards older checkpoints, and deletes their objects.  Stop the query
-    first.  A running query is fenced; its next start continues.  The command does not change the
-    parents of a fork; it prints the command to run for each parent that contains the key.
+    snapshots and checkpoints that the command lists. With --now, the command also rewrites the
+    affected key groups without the key, discards older checkpoints, and deletes their objects.
+    Stop the query first.  A running query is fenced; its next start continues.  The command does
+    not change the parents of a fork; it prints the command to run for each parent that contains the
+    key.
 
     Examples:
         statelog forget s3://bucket/jobs/totals c42

@@ -76,8 +76,8 @@ def verify(
 
     The command reads every object once, verifies every checksum, and compares the log of each
     checkpoint with the log of the previous one.  If it finds a problem, the command prints the
-    newest undamaged checkpoint.  Checksums and encryption cannot reveal that the newest checkpoints were
-    deleted: pass the newest checkpoint that you know of to --at-least.
+    newest undamaged checkpoint.  Checksums and encryption cannot reveal that the newest checkpoints
+    were deleted: pass the newest checkpoint that you know of to --at-least.
 
     --repair deletes objects that are provably unnecessary: temporary objects and files of killed
     writes, checkpoint metadata that an interrupted clean-up left behind, and objects of unfinished
