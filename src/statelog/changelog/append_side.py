@@ -70,7 +70,7 @@ def batches_of(
 
 
 def _batch_of_rows(key_groups: list[int], values: list[bytes]) -> ChangeBatch:
-    """Return changes that were appended one by one as a batch, or as rows if there are few."""
+    """Return individually appended changes as a batch, or as rows if there are only a few."""
     if len(values) <= FEW_ROWS and sum(map(len, values)) <= _FEW_BYTES:
         return ChangeRows(tuple(key_groups), tuple(values))
     column = pa.array(values, pa.binary())

@@ -206,7 +206,7 @@ def _encode_small_rows(
     starts: npt.NDArray[np.int64],
 ) -> EncodedChangeSet:
     """
-    Encode values of one length, a multiple of four, with headers between them.
+    Encode fixed-length values, a multiple of four bytes each, with headers between them.
 
     Every value is copied once, from the caller's array to the buffer that is written.
     """

@@ -448,7 +448,7 @@ def _log_handles(log: _Log, files: Sequence[StreamStateHandle]) -> list[Changelo
             )
         )
     if position != len(entries):
-        raise ValueError(f"{position} log entries are counted, but {len(entries)} are stored")
+        raise ValueError(f"expected {position} log entries, but found {len(entries)}")
     return handles
 
 

@@ -142,7 +142,7 @@ class Lock(Protocol):
 
 class ThreadLock(_RLock):
     """
-    A `Lock` between threads.
+    A `Lock` for threads of one process.
 
     One thread cannot acquire it twice: a callback under the lock fails at once.  No exception of a
     signal handler leaves it held: `__exit__` is a function in C, inside which no handler runs, and

@@ -101,7 +101,7 @@ class StateChangeUploadScheduler(ClosesAtExit, Protocol, metaclass=_Factories):
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Reports whether `upload` would wait; by default, that it never does."""
+        """Report whether `upload` would block; the default reports that it never does."""
         return AvailabilityProvider.AVAILABLE
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ def timers_given(codec: OperatorCodec, timers: Sequence[int]) -> Cells:
         state_id = codec.schema.state_id(TIMERS_NAME)
     except KeyError:
         raise UsageError(
-            "timers need the time mode ProcessingTime or EventTime; this tester has None"
+            "timers require the ProcessingTime or EventTime time mode; this tester uses None"
         ) from None
     return {state_id: tuple(sorted(set(timers)))}
 
@@ -456,7 +456,7 @@ class TesterHandle(StateVariables):
     def _timers(self) -> AbstractContextManager[KeyHandle]:
         if self._time_mode == "none":
             raise UnsupportedOperationError(
-                "timers need the time mode ProcessingTime or EventTime; this tester has None",
+                "timers require the ProcessingTime or EventTime time mode; this tester uses None",
                 condition="UNSUPPORTED_OPERATION",
             )
         return self._open_key(self.grouping_key)

@@ -91,7 +91,7 @@ class TaskHandle(StateVariables):
     def _timers_or_error(self) -> Timers:
         if self._timers is None:
             raise UsageError(
-                "timers need the time mode ProcessingTime or EventTime, but this query uses None: pass "
+                "timers require the ProcessingTime or EventTime time mode, but this query uses None: pass "
                 'timeMode="ProcessingTime" to transform_with_state'
             )
         return self._timers

@@ -199,7 +199,7 @@ class OutputParts:
         self._batch_count, self.row_count = mark
 
     def _drop_spilled(self, count: int) -> None:
-        """Discard the last batches that `spill` moved."""
+        """Discard the batches most recently moved by `spill`."""
 
 
 class DirectOutput(OutputParts):
@@ -296,7 +296,7 @@ class StagedOutputParts(OutputParts):
         self.file_rows.append(sum(batch.num_rows for batch in batches))
 
     def staged(self) -> StagedOutput:
-        """Return the rows as an Arrow IPC stream, or their files."""
+        """Return the rows as an Arrow IPC stream, or the files that contain them."""
         batches = self.take()
         if batches:
             data = write_stream(batches, self._schema)

@@ -403,7 +403,7 @@ class RunSet:
             self.place(run)
 
     def restore(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
-        """Store the rows of a snapshot; there is no other state of these key groups."""
+        """Store a snapshot's rows as the complete state of its key groups, which are still empty."""
         try:
             run = build_run(self.layout, key_groups, table)
         except CapacityError:

@@ -344,7 +344,7 @@ def _row_groups(file: pq.ParquetFile, key_group_range: KeyGroupRange) -> Iterato
     for index in range(file.num_row_groups):
         column = file.read_row_group(index, columns=[KEY_GROUP_COLUMN]).column(KEY_GROUP_COLUMN)
         if column.type != pa.int32():
-            raise pa.ArrowInvalid(f"its key groups are of the type {column.type}")
+            raise pa.ArrowInvalid(f"its key groups are of type {column.type}")
         key_groups = column.to_numpy()
         is_inside = (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
         if is_inside.any():

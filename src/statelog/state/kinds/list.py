@@ -187,7 +187,7 @@ class ListKind(Kind[ListCell, ListDelta]):
         return deltas
 
     def migrate_cell(self, cell: ListCell, migrate: Migration) -> ListCell:
-        """Return the migrated entries without those that had expired."""
+        """Return the migrated entries, leaving out any that have expired."""
         return _migrated(cell, migrate)
 
 

@@ -172,7 +172,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         return cell_of_element(column), [*user_keys.flatten(), *entries.flatten()]
 
     def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> MapCell:
-        """Return the entries of a dict by map key."""
+        """Return the entries of a map state as a dict, keyed by map key."""
         if not isinstance(state, Mapping):
             raise UsageError(
                 f"state {convert.name!r} is a map: expected a dict by map key, not "
@@ -219,6 +219,6 @@ class MapKind(Kind[MapCell, MapDelta]):
         return deltas
 
     def migrate_cell(self, cell: MapCell, migrate: Migration) -> MapCell:
-        """Return the migrated entries without those that had expired."""
+        """Return the migrated entries, leaving out any that have expired."""
         entries = ((user_key, migrate(entry)) for user_key, entry in cell.items())
         return {user_key: entry for user_key, entry in entries if entry is not None}

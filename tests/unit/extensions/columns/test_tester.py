@@ -168,5 +168,5 @@ def test_what_does_not_fit_is_refused() -> None:
         ProcessorTester(Totals()).testColumns(rows(("a", 1.0)))
     with pytest.raises(ProcessorError, match=r"NoTable.process failed .*the output"):
         ProcessorTester(NoTable(), keySchema=KEY).testColumns({"customer": ["a"]})
-    with pytest.raises(ProcessorError, match="timers need the time mode"):
+    with pytest.raises(ProcessorError, match="timers require the ProcessingTime"):
         ProcessorTester(Reminders(), keySchema=KEY).testColumns({"customer": ["a"], "due": [1]})

@@ -169,7 +169,7 @@ def test_wrong_arguments() -> None:
         ProcessorTester(unpicklable)
     tester = ProcessorTester(RunningCount())
     tester.restart()
-    with pytest.raises(UsageError, match="timers need the time mode"):
+    with pytest.raises(UsageError, match="timers require the ProcessingTime"):
         tester.peekTimers("a")
 
 

@@ -172,9 +172,7 @@ class Misuse(sparks.StatefulProcessor):
         return iter(())
 
 
-NO_TIMERS = (
-    r"timers need the time mode .*: pass timeMode=\"ProcessingTime\" to transform_with_state"
-)
+NO_TIMERS = r"timers require the ProcessingTime or EventTime time mode.*: pass timeMode=\"ProcessingTime\" to transform_with_state"
 TOO_LATE = r"state variables can be created only in init\(\): move the call there"
 
 

@@ -80,7 +80,7 @@ def verify(
     were deleted: pass the newest checkpoint that you know of to --at-least.
 
     --repair deletes objects that are provably unnecessary: temporary objects and files of killed
-    writes, checkpoint metadata that an interrupted clean-up left behind, and objects of unfinished
+    writes, checkpoint metadata from an interrupted clean-up, and objects of unfinished
     checkpoints.  It never deletes claims, unknown names, damaged checkpoints, or objects younger
     than --min-age.
 
