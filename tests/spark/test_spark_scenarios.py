@@ -235,4 +235,6 @@ def test_text_of_one_letter_is_the_key_of_a_map_as_on_spark_and_longer_text_is_r
     session = spark.newSession()
     with enabled(session):
         ((row,),) = run(session, longer, build)
-    assert row.text == "UsageError: state 'entries', map key: takes a tuple of (name), not str 'ab'"
+    assert (
+        row.text == "UsageError: a map key of state 'entries' takes a tuple of (name), not str 'ab'"
+    )

@@ -21,7 +21,7 @@ USES = [
     (
         ["pyspark"],
         "from statelog.testing import ProcessorTester",
-        "a test or a replay of a processor needs pyspark",
+        "testing or replaying a processor needs pyspark",
         "spark",
     ),
     (
@@ -129,7 +129,7 @@ def test_an_old_pyspark_is_named_with_its_version(tmp_path: Path) -> None:
     assert 1 == done.returncode
     last = done.stderr.splitlines()[-1]
     assert "statelog.errors.RequirementError: statelog.spark needs PySpark 3.5 to 4." in last
-    assert last.endswith(", and 3.4.1 is installed: pip install 'statelog[spark]'")
+    assert last.endswith(", but 3.4.1 is installed: pip install 'statelog[spark]'")
 
 
 @pytest.mark.parametrize("version", ["3.5.9", "4.3.0", "4.3.1.dev0", "4.9.0", "5.0.0", "unknown"])

@@ -42,7 +42,9 @@ class StateCodec:
             None
             if descriptor.user_key_schema is None
             else MapKeyCodec(
-                descriptor.user_key_schema, struct_factory=struct_factory, what=f"{what}, map key"
+                descriptor.user_key_schema,
+                struct_factory=struct_factory,
+                what=f"a map key of {what}",
             )
         )
         self.expires = descriptor.ttl_ms is not None

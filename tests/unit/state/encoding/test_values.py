@@ -108,19 +108,19 @@ def test_pandas_sign_of_a_null_is_a_null(kind):
 @pytest.mark.parametrize("value", ["ab", b"ab", {"a": 1, "b": 2}, 5, object()])
 def test_a_value_that_is_no_tuple_is_refused(value):
     codec = StructCodec(pa.schema([("a", pa.string()), ("b", pa.string())]), what="state 's'")
-    with pytest.raises(UsageError, match=r"state 's': takes a tuple of \(a, b\)"):
+    with pytest.raises(UsageError, match=r"state 's' takes a tuple of \(a, b\)"):
         codec.normalize(value)
 
 
 def test_text_with_a_letter_for_each_field_is_a_map_key_as_on_spark():
-    single = MapKeyCodec(pa.schema([("a", pa.string())]), what="state 's', map key")
+    single = MapKeyCodec(pa.schema([("a", pa.string())]), what="a map key of state 's'")
     pair = MapKeyCodec(pa.schema([("a", pa.string()), ("b", pa.string())]))
     assert ("x",) == single.normalize("x") == single.normalize(("x",))
     assert ("x", "y") == pair.normalize("xy")
     for refused in ("", "xy", b"x", {"x": 1}):
-        with pytest.raises(UsageError, match=r"state 's', map key: takes a tuple of \(a\)"):
+        with pytest.raises(UsageError, match=r"a map key of state 's' takes a tuple of \(a\)"):
             single.normalize(refused)
-    number = MapKeyCodec(pa.schema([("a", pa.int64())]), what="state 's', map key")
+    number = MapKeyCodec(pa.schema([("a", pa.int64())]), what="a map key of state 's'")
     with pytest.raises(UsageError, match="field 'a' takes int64, not str '5'"):
         number.normalize("5")
 
