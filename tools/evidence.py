@@ -41,7 +41,7 @@ writes a record when it ends, even if it fails. This page shows the newest recor
 """
 
 KILLS_NOTE = """
-A kill is a SIGKILL of a process; in the campaign with sinks it counts once for each query of the process that was in a micro-batch. Store
+A kill is a SIGKILL of a process; in the campaign with sinks, it counts once for each of the process's queries that was in a micro-batch. Store
 faults are injected between statelog and a server, or an in-process store. Simulated events are counted separately.
 
 """

@@ -52,7 +52,7 @@ def read_state(source: Source) -> str:
     ]
     origin = _from("read_state", "bench/read_state.py", read)
     forks = _from("fork", "bench/fork.py", fork)
-    ratio = f"The frame takes {frame['ratio']:.2f} times as long as Parquet."
+    ratio = f"Reading the frame takes {frame['ratio']:.2f} times as long as reading Parquet."
     return "\n".join([table(["", "median", "range"], rows), "", f"{ratio} {origin} {forks}"])
 
 
@@ -103,9 +103,9 @@ def record(source: Source) -> str:
         own = by_clock["rows"]
         low, high = own["ratio_quartiles"]
         said += (
-            f" Whole micro-batches by the clock, {own['micro_batches']} of each: "
-            f"{own['ms_median_plain']:.0f} ms without recording, {own['ms_median_record']:.0f} ms with it, "
-            f"ratio {own['ratio_median']:.3f} ({low:.3f} to {high:.3f}); `{by_clock['command']}`."
+            f" By the clock, whole micro-batches ({own['micro_batches']} of each) took "
+            f"{own['ms_median_plain']:.0f} ms without recording and {own['ms_median_record']:.0f} ms with it, "
+            f"with a median ratio of {own['ratio_median']:.3f} ({low:.3f} to {high:.3f}); `{by_clock['command']}`."
         )
     heads = ["", "ms of CPU, median", "best", "ratio of pairs (quartiles)"]
     command = "bench/record.py --task --pairs 25 --flavours rows"
@@ -141,7 +141,7 @@ def encryption(source: Source) -> str:
         )
     batches = len(document["batch_ms"]["staged"]["plain"]) // rounds
     said = (
-        f"{rounds} rounds, in each {batches} micro-batches of {document['events']:,} events and one "
+        f"Each of the {rounds} rounds ran {batches} micro-batches of {document['events']:,} events and one "
         f"restart with {document['keys'] / 1e6:g} million keys; brackets show the lowest and the highest round."
     )
     heads = ["", "plain (rounds)", "encrypted (rounds)", "encrypted to plain (rounds)"]
@@ -174,7 +174,7 @@ def latency(source: Source) -> str:
         *(f"{each} ms" for each in document["latencies_ms"]),
     ]
     counts = [document["cases"][f"{name}-0"]["count"] for name in ("staged", "get")]
-    said = f"{counts[0]} micro-batches; {counts[1]} restarts and {counts[1]} of each read (brackets show the maximum there)."
+    said = f"The table covers {counts[0]} micro-batches, {counts[1]} restarts and {counts[1]} reads of each kind (for restarts and reads, brackets show the maximum)."
     origin = _from("latency", "bench/latency.py", document)
     return "\n".join([table(heads, rows), "", f"{said} {origin}"])
 
@@ -238,7 +238,7 @@ def restart(name: str, command: str, source: Source) -> str:
     built = ", ".join(f"{key} {seconds:g} s" for key, seconds in document["built_s"].items())
     peak = document["memory_while_built_mib"]["RssAnon"]
     said = (
-        f"{document['keys'] / 1e6:g} million keys. Writing them took {built}; the largest "
+        f"{document['keys'] / 1e6:g} million keys. Time to write them: {built}. The largest "
         f"worker used {peak} MiB of anonymous memory."
     )
     heads = ["", "first micro-batch, s", "rounds", "largest worker, MiB"]

@@ -66,8 +66,8 @@ def peers(name: str, source: Source) -> str:
     lines = [table(heads, rows), "", _peers_figure(name, source, measured, document), ""]
     if "state work" in heads:
         lines += [
-            "State work: the fraction of a micro-batch that its slowest task spent in statelog and the "
-            "processor (wall clock, without the wait for rows).",
+            "State work is the fraction of a micro-batch that its slowest task spent in statelog and the "
+            "processor (wall-clock time, excluding the wait for rows).",
             "",
         ]
     lines.append(origin(document))

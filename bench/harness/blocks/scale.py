@@ -190,9 +190,9 @@ def limits(source: Source) -> str:
     heads += [f"busy, a micro-batch each {EVERY_S:.0f} s", "snapshots per micro-batch"]
     heads += ["upload of one task's state, s"]
     said = (
-        f"Computed from two measured slopes, {1e6 * per_task:.0f} µs for a task and "
-        f"{1e6 * per_handle:.1f} µs for a handle in the log, and from {size(state)} of state that is written "
-        f"once in that number of micro-batches; an upload at {UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s."
+        f"These figures are computed from two measured slopes ({1e6 * per_task:.0f} µs per task and "
+        f"{1e6 * per_handle:.1f} µs per handle in the log), from {size(state)} of state that is written "
+        f"once in that number of micro-batches, and from uploads at {UPLOAD_BYTES_PER_S / 1e6:.0f} MB/s."
     )
     return "\n".join([table(heads, rows), "", said])
 

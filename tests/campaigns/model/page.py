@@ -33,7 +33,7 @@ def block(results: Mapping[str, Any]) -> str:
         "|---|---|",
         *(f"| {name} | {rule.__doc__} |" for name, rule in INVARIANTS.items()),
         "",
-        f"Explored whole: {states:,} states and {steps:,} steps. No invariant was broken.",
+        f"The exploration was complete: {states:,} states and {steps:,} steps. No invariant was broken.",
         "",
         "| Drivers | Claims | Numbers | Lost answers | Late requests | Tag | Rewinds | Watched by | States | Depth |",
         "|---|---|---|---|---|---|---|---|---|---|",
