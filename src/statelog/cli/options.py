@@ -21,7 +21,7 @@ Location = Annotated[
     typer.Argument(metavar="LOCATION", help="State location or checkpointLocation: a path or URL."),
 ]
 KEY_FORMS = (
-    r"Values of the key columns, in order. '\N' means null, and '\\N' the text \N. "
+    r"Values of the key columns, in order. '\N' means null, and '\\N' means the text \N. "
     "Put -- before a negative number."
 )
 Key = Annotated[list[str], typer.Argument(metavar="KEY", help=KEY_FORMS)]

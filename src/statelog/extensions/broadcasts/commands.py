@@ -23,7 +23,7 @@ def broadcasts(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="Name of the broadcast table. If omitted, the command lists all tables.",
+            help="Name of the broadcast table. Omit it to list all tables.",
         ),
     ] = None,
     *,

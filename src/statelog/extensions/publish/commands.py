@@ -21,7 +21,7 @@ def publish(
         str | None,
         typer.Option(
             metavar="CATALOG.NAMESPACE.TABLE",
-            help="Name of the Iceberg table, which is created if it does not exist. Configure the catalog as for pyiceberg.",
+            help="Name of the Iceberg table, which is created if it does not exist. Configure the catalog in the same way as for pyiceberg.",
         ),
     ] = None,
     delta: Annotated[

@@ -32,7 +32,7 @@ def replay(
         list[str] | None,
         typer.Argument(
             metavar="KEY",
-            help=f"{options.KEY_FORMS} If omitted, the command lists the recorded keys.",
+            help=f"{options.KEY_FORMS} Omit the key to list the recorded keys.",
         ),
     ] = None,
     *,

@@ -157,10 +157,10 @@ def report(
     """
     Write an HTML report on the growth, restarts and cost of a location.
 
-    The page shows the growth of state and log, the duration, bytes, objects and retries of each
-    stored checkpoint, the number of keys in each key group, what a restart reads, and the cost of
-    the object store. The page works offline. With --json, the command prints the figures instead of
-    writing the page.  Exit status 1 if a checkpoint is damaged.
+    The page shows the growth of the state and the log, the duration, bytes, objects and retries of
+    each stored checkpoint, the number of keys in each key group, what a restart reads, and the cost
+    of the object store. The page works offline. With --json, the command prints the figures instead
+    of writing the page.  Exit status 1 if a checkpoint is damaged.
 
     Examples:
         statelog report s3://bucket/jobs/totals

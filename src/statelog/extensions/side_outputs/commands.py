@@ -23,7 +23,7 @@ def side_outputs(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="Name of the side output. If omitted, the command lists all side outputs.",
+            help="Name of the side output. Omit it to list all side outputs.",
         ),
     ] = None,
     *,

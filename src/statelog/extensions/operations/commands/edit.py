@@ -56,7 +56,7 @@ def edit(
         bool,
         typer.Option(
             "--delete-others",
-            help="For each variable that is set, delete the keys that are not in its file.",
+            help="For each variable in --set, delete the keys that are not in its file.",
         ),
     ] = False,
     operator: options.Operator = None,
@@ -71,8 +71,8 @@ def edit(
     interrupted run. If a variable has a time to live, each entry expires at its expires_at_ms in
     the file; without this value, the time to live starts now.
 
-    Stop the query first.  A running query is fenced; its next start continues from the edited state
-    at the same source position.  The command reads the files into memory: to edit millions of
+    Stop the query first.  A running query is fenced; when restarted, it continues from the edited
+    state at the same source position.  The command reads the files into memory: to edit millions of
     keys, split them across several files and runs.
 
     Examples:
@@ -146,8 +146,9 @@ def unfreeze(
 
     A query with the setting `onError="freeze"` freezes a key whose processing fails: later rows of
     the key become dead letters too.  `statelog read LOCATION '$frozen'` lists the keys.  Stop the
-    query first.  A running query is fenced; its next start continues.  Before you unfreeze keys,
-    export their rows with `statelog dead-letters --to` so that you can resend them to the source.
+    query first.  A running query is fenced; when restarted, it continues.  Before you unfreeze
+    keys, export their rows with `statelog dead-letters --to` so that you can resend them to the
+    source.
 
     Examples:
         statelog unfreeze s3://bucket/jobs/totals
@@ -191,9 +192,9 @@ def forget(
 
     --apply deletes the key in a new checkpoint.  The key's bytes are deleted together with the
     snapshots and checkpoints that the command lists. With --now, the command also rewrites the
-    affected key groups without the key, discards older checkpoints, and deletes their objects.
-    Stop the query first.  A running query is fenced; its next start continues.  The command does
-    not change the parents of a fork; it prints the command to run for each parent that contains the
+    affected key groups without the key, discards older checkpoints, and deletes their objects. Stop
+    the query first.  A running query is fenced; when restarted, it continues.  The command does not
+    change the parents of a fork; it prints the command to run for each parent that contains the
     key.
 
     Examples:

@@ -33,7 +33,7 @@ def rewind(
     batch_id: Annotated[
         int | None,
         typer.Option(
-            help="Last micro-batch to keep. If omitted, the command lists the micro-batches.",
+            help="Last micro-batch to keep. Omit it to list the micro-batches.",
             min=0,
         ),
     ] = None,

@@ -37,9 +37,7 @@ def tag(
     location: options.Location,
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="NAME", help="Name of the tag. If omitted, the command lists all tags."
-        ),
+        typer.Argument(metavar="NAME", help="Name of the tag. Omit it to list all tags."),
     ] = None,
     *,
     checkpoint: options.Checkpoint = None,
@@ -48,7 +46,7 @@ def tag(
     remove: Annotated[
         bool,
         typer.Option(
-            "--remove", help="Remove the tag. Without --apply, the command only prints it."
+            "--remove", help="Remove the tag. Without --apply, the command only prints the tag."
         ),
     ] = False,
     kind: Annotated[

@@ -47,7 +47,7 @@ def verify(
     at_least: Annotated[
         int | None,
         typer.Option(
-            help="Report a finding if the newest checkpoint is older than this checkpoint.",
+            help="Report a finding if the newest checkpoint is older than this one.",
             min=0,
         ),
     ] = None,
@@ -85,8 +85,8 @@ def verify(
     than --min-age.
 
     --give-up-after N verifies checkpoint N, commits its state again as the newest checkpoint, and
-    lists the checkpoints that are lost.  It fences an active run.  It does not rewind the sources:
-    if the query has a checkpointLocation, use `statelog rewind`.
+    lists the checkpoints that are lost.  This fences an active run.  It does not rewind the
+    sources: if the query has a checkpointLocation, use `statelog rewind`.
 
     Exit status 1 if an object is damaged or missing, was written by a newer statelog, cannot be
     repaired, or could not be deleted.
