@@ -9,9 +9,9 @@ The edit session: how operations other than a query commit.
 A session also pins a checkpoint (`pin`), and makes the first entries of a location that goes on
 from another one (`leave_out`, `commit_first`).
 
-The claim fences a query that runs; its next start continues from the new checkpoint.  The record of
-the micro-batch and its staged rows are copied from the checkpoint before, so the query continues at
-the same position of its sources, and a micro-batch whose delivery was interrupted is delivered
+The claim fences a running query; when restarted, it continues from the new checkpoint.  The record
+of the micro-batch and its staged rows are copied from the checkpoint before, so the query continues
+at the same position of its sources, and a micro-batch whose delivery was interrupted is delivered
 again.  The audit line begins with the first change of the location; a session that changes nothing
 does not write one.
 """
