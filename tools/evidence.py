@@ -64,7 +64,7 @@ NEVER_TRIED = """
 - **Databricks, EMR, YARN and Kubernetes.** [Platforms](how-to/platforms.md) lists what was checked without running a job.
 - **Spark Connect** with a server on a different host, and serverless offerings ([Spark Connect](how-to/connect.md#what-was-tried)).
 - **Delta's package for Spark.** A stand-in wrote Delta's commits ([sinks](how-to/exactly-once-sinks.md)).
-- **Apache Kafka's own broker, and Iceberg's REST catalogs.** The tests used the broker Tansu, and PyIceberg's catalog on SQLite ([sinks](how-to/exactly-once-sinks.md)).
+- **Apache Kafka's own broker, and Iceberg REST catalogs.** The tests used the Tansu broker and PyIceberg's SQLite catalog ([sinks](how-to/exactly-once-sinks.md)).
 - **Windows and macOS.** Every campaign ran on Linux.
 - **Weeks of run time.** The table above shows how long the longest campaign ran.
 - **Power loss.** SIGKILL ends a process, but the operating system keeps what the process wrote. No machine lost power in a test.

@@ -162,7 +162,7 @@ def check_source_folders(folders: Sequence[str] | None, logs: Sequence[SourceLog
 
 
 def operator_index(operator: str | None, record: BatchRecord, url: str) -> int:
-    """Return the position of an operator in its query; None means the only operator."""
+    """Return the position of an operator in its query; None stands for the only operator."""
     names = [recorded.operator_id for recorded in record.operators]
     if operator is None and len(names) == 1:
         return 0

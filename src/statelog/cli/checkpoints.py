@@ -234,7 +234,7 @@ def audit(
     List the operations that changed a state location, newest last.
 
     Every command or Python call that changes a location writes a line: gc, rewind, tag, fork, copy,
-    edit, forget and others. Micro-batches, dry runs and calls without an effect do not. An
+    edit, forget and others. Micro-batches, dry runs and calls that change nothing do not. An
     operation is "unfinished" if it is still running or was interrupted; repeat an interrupted
     operation.
 

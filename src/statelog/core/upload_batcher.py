@@ -43,7 +43,7 @@ class TaskWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The time of a `SetTimer` has come."""
+    """A timer set with `SetTimer` is due."""
 
 
 @dataclass(frozen=True, slots=True)

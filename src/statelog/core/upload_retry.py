@@ -38,7 +38,7 @@ class UploadRequested:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """The attempt has a thread; its time-out starts."""
+    """The attempt has been given a thread; its timeout starts now."""
 
     attempt: int
 
@@ -71,7 +71,7 @@ class AttemptFailed:
 @dataclass(frozen=True, slots=True)
 class TimerFired:
     """
-    The time of a `SetTimer` has come.
+    A timer set with `SetTimer` is due.
 
     Args:
         threads_hang: Whether every thread that could run an attempt hangs.

@@ -34,7 +34,7 @@ def demo(
     location: Annotated[
         str | None,
         typer.Option(
-            help="State location: a path or URL that contains nothing yet. Default: a temporary folder."
+            help="State location: a path or URL where nothing exists yet. Default: a temporary folder."
         ),
     ] = None,
     tasks_after: Annotated[

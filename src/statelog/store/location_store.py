@@ -442,7 +442,7 @@ def split_options(
 
 def _own_path(path: str) -> str:
     if path.startswith(_PREFIX):
-        raise UsageError(f"{path!r} belongs to the fork's parent; a fork cannot write it")
+        raise UsageError(f"{path!r} belongs to the fork's parent; a fork cannot write to it")
     return path
 
 

@@ -204,7 +204,7 @@ class ObstoreStore:
         return call() if self._requests is None else self._requests.run(call)
 
     def _check_links(self, path: str) -> None:
-        """Reject an object that a link on local disk places outside the store's root."""
+        """Reject an object whose path on local disk leads outside the store's root through a link."""
         if self._local_root is not None:
             check_links(self._local_root, path, self._shown_url)
 

@@ -187,7 +187,7 @@ def create(
 
     if put_or_find(store, path, data, is_same, pause) is False:
         raise ObjectExistsError(
-            f"put-if-absent {path} in {store.url}: a different object has the name",
+            f"put-if-absent {path} in {store.url}: a different object with this name already exists",
             path=path,
             url=store.url,
             operation="put-if-absent",

@@ -149,6 +149,6 @@ def columns_named_by(processor: AnyProcessor, columns: Sequence[str]) -> frozens
     where = f"{type(processor).__name__}.columns"
     if isinstance(names, str):
         raise UsageError(
-            f"{where} is the text {names!r}: write a list of column names, [{names!r}]"
+            f"{where} is the string {names!r}: pass a list of column names, such as [{names!r}]"
         )
     return named_columns(where, names, columns)

@@ -2,10 +2,10 @@
 Rows as columns: a task's input table, and the tables that a columnar processor yields.
 
 Where the hash of a key tells keys apart, one sort of 64-bit numbers groups the rows: the upper bits
-are from the hash, the lower bits are the number of the row, so that the rows of a key stay in the
-order of arrival.  For many rows that takes three fifths of the time of a dictionary of the keys,
-and the hashes are needed anyway.  The keys come in the order in which a `SlotIndex` has them, so
-that a look-up goes through its memory once.
+are from the hash, the lower bits are the number of the row, so that the rows of a key stay in order
+of arrival.  For many rows that takes three fifths of the time of a dictionary of the keys, and the
+hashes are needed anyway.  The keys come in the order in which a `SlotIndex` has them, so that a
+look-up goes through its memory once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from statelog.state.kinds import Key
 _COPIES: Final = 4
 """Memory of a columnar task per byte of input."""
 _LEAST_ROWS: Final = 8192
-"""With fewer rows the sort saves little, and output in the order of arrival is easier to read."""
+"""With fewer rows the sort saves little, and output in order of arrival is easier to read."""
 
 
 class ColumnarInput:

@@ -124,9 +124,9 @@ def forget(
         location: Path or URL of the state location.
         key: The values of the key columns as a tuple; for one column the value alone will do.
         operator: Name of the operator, where the query has several.
-        now: Delete all bytes of the key now: snapshots of the affected key groups are written
-            without it, all older checkpoints are given up, and rows of the staged output in which
-            the key's values occur are dropped.
+        now: Delete all data stored for the key now: snapshots of the affected key groups are
+            written without it, all older checkpoints are given up, and rows of the staged output in
+            which the key's values occur are dropped.
         apply: Remove the key; False only reports, and claims and changes nothing.
         on_progress: Called with the name of each object before it is read.
         storage_options: Options of the store's client, as for `open_store`.

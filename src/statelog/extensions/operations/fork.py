@@ -360,7 +360,7 @@ def _commit(
         session.commit_first(first, source.stored.sections)
     except FencedError as conflict:
         raise FencedError(
-            f"a different call forked into {new.url} at the same time: {conflict}"
+            f"another call forked into {new.url} at the same time: {conflict}"
         ) from conflict
 
 

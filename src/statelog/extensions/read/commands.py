@@ -304,10 +304,10 @@ def sql(
     """
     Run an SQL statement in DuckDB over the state as of a checkpoint.
 
-    Each state variable is a table of the same name; timers are in the table timers.  A name that
-    contains a dot must be quoted: select "key.customer", "value.total" from total.  The command
-    reads the variables that the statement names into memory. Without --allow-files, the statement
-    cannot read or write anything else.  The command requires the sql extra.
+    Each state variable is a table of the same name; timers are in a table named timers.  A name
+    that contains a dot must be quoted: select "key.customer", "value.total" from total.  The
+    command loads the variables named in the statement into memory. Without --allow-files, the
+    statement cannot read or write anything else.  The command requires the sql extra.
 
     Examples:
         statelog sql s3://bucket/jobs/totals 'from total limit 5'

@@ -31,7 +31,7 @@ class KeyOrder:
     The order of a task's rows.
 
     Args:
-        rows: Row numbers by key group and key; rows of one key in the order of arrival.
+        rows: Row numbers by key group and key; rows of one key in order of arrival.
         firsts: Number of the first row of each key, in the order of keys.
         bounds: The position in *rows* where each key begins, then the length of *rows*.
         ranges: Key group -> index of its first key, and of the key after its last; in the order of
@@ -113,7 +113,7 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
     Return the order of a task's rows; there must be at least one row.
 
     Keys of one key group are ordered by first appearance, and so are key groups: the rows of a
-    small micro-batch are delivered nearly in the order of arrival.
+    small micro-batch are delivered nearly in order of arrival.
     """
     by_key = rows_by_key(key_columns, codec)
     starts = by_key.starts

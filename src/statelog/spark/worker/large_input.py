@@ -4,7 +4,7 @@ Split a task's input into parts that fit in memory.
 A task reads its rows up to a bound and processes them at once, which is enough for nearly every
 micro-batch.  Above the bound it writes all rows to a file on the local disk, separated by key
 group, and reads them back a few key groups at a time, in ascending order.  The rows of a key are
-processed in the order of arrival, as without the bound.  Only the keys of a key group that exceeds
+processed in order of arrival, as without the bound.  Only the keys of a key group that exceeds
 the bound by itself have another order: its rows are separated by the hash of their key.  The rows
 of one key that exceed the bound are read on demand of the processor.
 
@@ -105,7 +105,7 @@ class HugeKeyInput:
                 yield from rows
 
     def batches_of(self, key: Key) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a key in the order of arrival."""
+        """Yield the rows of a key in order of arrival."""
         # Usually these rows have one key, and no row has to be looked at.
         is_only_key = sum(map(len, self._keys.values())) == 1
         for batch in self._batches():

@@ -117,7 +117,7 @@ class RunFiles:
                     shutil.rmtree(other, ignore_errors=True)
 
     def find(self, key_group_range: KeyGroupRange) -> list[RunFile]:
-        """Return the files with key groups of the range, newest version first."""
+        """Return the files that contain key groups in the range, newest version first."""
         run_files = []
         with contextlib.suppress(OSError):
             # The name has key groups and version, so most files are not opened.

@@ -1,4 +1,4 @@
-"""Rows are grouped by their key, each in the order of arrival."""
+"""Rows are grouped by their key, each in order of arrival."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -66,7 +66,7 @@ def test_a_face_tells_which_columns_its_processors_read() -> None:
         UsageError, match=r"Amounts\.columns names amount, which the input does not"
     ):
         _face("columns").columns_read(Amounts(), ["key"])
-    with pytest.raises(UsageError, match=r"Text\.columns is the text 'amount'.*\['amount'\]"):
+    with pytest.raises(UsageError, match=r"Text\.columns is the string 'amount'.*\['amount'\]"):
         _face("columns").columns_read(Text(), inputs)
 
 

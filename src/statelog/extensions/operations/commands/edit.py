@@ -181,7 +181,7 @@ def forget(
     now: Annotated[
         bool,
         typer.Option(
-            "--now", help="Delete all bytes of the key now, and discard older checkpoints."
+            "--now", help="Delete all data stored for the key now, and discard older checkpoints."
         ),
     ] = False,
     apply: options.Apply = False,

@@ -161,7 +161,7 @@ def fork(
         str,
         typer.Argument(
             metavar="NEW_LOCATION",
-            help="New state location: a path or URL that contains nothing yet.",
+            help="New state location: a path or URL where nothing exists yet.",
         ),
     ],
     *,
@@ -243,7 +243,7 @@ def copy(
         str,
         typer.Argument(
             metavar="NEW_LOCATION",
-            help="Destination of the copy: a path or URL that contains nothing yet.",
+            help="Destination of the copy: a path or URL where nothing exists yet.",
         ),
     ],
     *,
