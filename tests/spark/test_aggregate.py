@@ -230,7 +230,7 @@ def errors(frame: DataFrame) -> dict[str, Any]:
         "session_window": lambda: aggregate(
             frame.groupBy(sf.session_window("at", "1 hour")), F.count().alias("n")
         ),
-        "several columns name": lambda: aggregate(by_name, F.count().alias("name")),
+        "duplicate columns name": lambda: aggregate(by_name, F.count().alias("name")),
         "two aggregates have the name 'n'": lambda: aggregate(
             by_name, F.count().alias("n"), F.sum("big").alias("n")
         ),

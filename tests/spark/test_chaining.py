@@ -296,7 +296,7 @@ def test_impossible_chains_are_refused_at_the_call(chain: Chain) -> None:
         transform_with_state(first.groupBy("key"), Changes(), CHANGES, stateLocation="/other")
     with (
         configured(chain.source.spark, {"spark.statelog.maxParallelism": "64"}),
-        pytest.raises(UsageError, match="maxParallelism is 64 here"),
+        pytest.raises(UsageError, match="maxParallelism is 64 for this operator"),
     ):
         transform_with_state(first.groupBy("key"), Changes(), CHANGES)
     with pytest.raises(UsageError, match="have 32896 key groups"):

@@ -230,6 +230,6 @@ def test_what_is_no_state_of_spark_is_refused(spark: SparkSession, tmp_path: Pat
     row = Row(statelog_state={"other": {"n": 1}}, statelog_timers=None)
     from statelog.testing import ProcessorTester
 
-    with pytest.raises(Exception, match="a variable 'other', which init") as raised:
+    with pytest.raises(Exception, match="the variable 'other', which init") as raised:
         ProcessorTester(processor, initialStateRow=[("a", row)], timeMode="ProcessingTime")
     assert isinstance(raised.value.__cause__, UsageError)

@@ -96,7 +96,11 @@ def test_calls_that_spark_refuses_are_refused_at_once(
         (lambda: totals.totl, AttributeError, "totl"),
         (lambda: totals["totl"], AnalysisException, "totl"),
         (lambda: totals.filter("total >"), AnalysisException, "PARSE_SYNTAX_ERROR"),
-        (lambda: totals.select(fn.sum("total")), UsageError, "an aggregation needs state"),
+        (
+            lambda: totals.select(fn.sum("total")),
+            UsageError,
+            "an aggregation needs Spark's own state",
+        ),
         (lambda: totals.join(other, fn.lit(True)), UsageError, "a second stream"),
         (lambda: totals.join(totals, "key"), UsageError, "a second stream"),
         (lambda: names.join(totals, "key"), UsageError, r"stateful\.join"),

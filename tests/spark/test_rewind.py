@@ -91,9 +91,7 @@ def test_a_rewind_repairs_a_batch_planned_anew(spark: SparkSession, tmp_path: Pa
     job.source.add(BATCHES[3])
     with pytest.raises(StreamingQueryException, match="planned batch 2 again"):
         job.run()
-    rewind(
-        job, "--batch-id", "2", "--apply", "--min-idle", "0s", status=1
-    )  # not as it was committed
+    rewind(job, 2, "--min-idle", "0s", status=1)  # not as it was committed
     rewind(job, 1, *AT_ONCE)
     job.run()
     assert totals_of(BATCHES[:4])[2:] == job.take_in_order()

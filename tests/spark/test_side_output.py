@@ -114,7 +114,7 @@ def test_what_is_wrong_is_said_at_the_start(spark: SparkSession, tmp_path: Path)
     source.add([(1, 1)])
     stream: Any = transform_with_state(source.frame().groupBy("key"), Sides(), TOTALS)
     writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "query"))
-    with pytest.raises(UsageError, match="side output 'nines': it declares sevens, first"):
+    with pytest.raises(UsageError, match="side output 'nines': its side outputs are sevens, first"):
         writer.sideOutput("nines", print).foreachBatch(print).start()
     with pytest.raises(UsageError, match="two operators of the query declare the side output"):
         transform_with_state(stream.groupBy("key"), Sides(), TOTALS)

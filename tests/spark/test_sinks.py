@@ -264,7 +264,7 @@ def test_a_query_that_was_rewound_to_what_the_folder_has_goes_on(a_folder: Folde
     assert a_folder.write(again) is None
     assert 1 == a_folder.write(delivered("a", 4, 5))
     with pytest.raises(
-        FencedError, match="timeline 5, and this driver is at batch 4 of timeline 0"
+        FencedError, match="timeline 5, but this driver is at batch 4 of timeline 0"
     ):
         a_folder.write(delivered("a", 4), zombie)
     assert a_folder.write(delivered("a", 4, 5)) is None
@@ -337,7 +337,7 @@ def test_columns_that_a_table_cannot_take_are_refused(job: SinkJob) -> None:
             ("typed", {}, "column total of the table typed is string.*bigint: cast it"),
             ("buckets", {}, "is bucketed"),
             ("parts", {"partitionBy": "total"}, "is partitioned by key, not by total"),
-            ("parts", {"format": "parquet"}, "has the format orc, and the query writes parquet"),
+            ("parts", {"format": "parquet"}, "has the format orc, but the query writes parquet"),
             ("seen", {}, "is a view"),
             ("passing", {}, "is a view"),
         ):

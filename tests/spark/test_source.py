@@ -197,7 +197,7 @@ def test_sql_reads_state_and_errors_say_what_to_do(spark: SparkSession, tmp_path
         ({"variable": "total", "checkpoint": 99}, "checkpoint 99"),
         ({"variable": "total", "operator": "x"}, "does not have an operator 'x'"),
         ({"variable": "total", "keyGroups": 8}, "is not inside"),
-        ({"stat": "total"}, "unknown option 'stat'; there are path, view, variable"),
+        ({"stat": "total"}, "unknown option 'stat'; the options are path, view, variable"),
     ):
         with pytest.raises(PySparkException, match=message) as raised:
             read(spark, run.state, **options)

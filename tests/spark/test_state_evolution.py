@@ -172,7 +172,7 @@ def test_variables_come_and_go_with_their_time_to_live(job: Job) -> None:
     assert "[(3,), [], (3,), 2.0]" == run("ttl")  # and `other` deleted
     assert "[(4,), ['x'], (4,), 2.5]" == run("another")  # for ever again; `other` of another type
     before = sorted(path.name for path in job.state.rglob("*"))
-    with pytest.raises(CheckpointError, match="'other': field 'n' is string there, int64"):
+    with pytest.raises(CheckpointError, match="'other': field 'n' is string there, but int64"):
         job.run(processor=Life("again"))
     with pytest.raises(ProcessorError, match=r"Life\.init.*'count' belongs to a key") as caught:
         job.run(processor=Life("misuse"))

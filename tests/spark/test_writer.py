@@ -226,12 +226,16 @@ def test_wrong_calls_are_refused_at_once(writer_of: Any, tmp_path: Path) -> None
         (lambda: writer_of().foreach(3), PySparkAttributeError, "process"),
         (lambda: writer_of().foreachBatch(3), UsageError, "requires a function"),
         (lambda: writer_of("m").format("memory").start(), UsageError, "requires a queryName"),
-        (lambda: writer_of("m").start(), UsageError, "parquet needs a path"),
+        (lambda: writer_of("m").start(), UsageError, "parquet requires a path"),
         (lambda: writer_of("m").format("nonsense").start(), UsageError, "DATA_SOURCE_NOT_FOUND"),
         (lambda: writer_of("m").toTable("x", format="nonsense"), UsageError, "data source: nonsen"),
         (lambda: writer_of("m").format("rate").start(), UsageError, "rate is read-only"),
         (lambda: writer_of("m").format("kafka").start(), AnalysisException, "kafka.*deploy"),
-        (lambda: writer_of("m").partitionBy("kay").start("x"), UsageError, "columns key, total"),
+        (
+            lambda: writer_of("m").partitionBy("kay").start("x"),
+            UsageError,
+            "columns are key, total",
+        ),
         (
             lambda: writer_of("m").format("noop").option("statelog.taks", 2).start(),
             InvalidOptionsError,

@@ -128,7 +128,10 @@ class Locked:
 
 
 STEPS: dict[str, tuple[Callable[[DataFrame], object], str]] = {
-    "an aggregation in select": (lambda out: out.select(total_of("total")), "needs state"),
+    "an aggregation in select": (
+        lambda out: out.select(total_of("total")),
+        "needs Spark's own state",
+    ),
     "agg": (lambda out: out.agg(total_of("total")), "agg cannot follow"),
     "groupBy": (
         lambda out: out.groupBy("key").count(),
