@@ -91,7 +91,7 @@ def test_after_a_lost_answer_the_name_is_put_again_and_the_object_compared(proxy
 
 
 @pytest.mark.parametrize("fault", [Fault.CONFLICT_DONE, Fault.EXISTS_DONE, Fault.DONE_500])
-def test_an_object_that_was_stored_is_the_own_whatever_the_answer(proxy, place, fault):
+def test_a_put_that_was_stored_succeeds_whatever_the_response(proxy, place, fault):
     proxy.faults = first(fault, when=creates("name"))
     create(place, "name", b"ours")
     assert bytes(place.get("name")) == b"ours"

@@ -51,10 +51,12 @@ def test_the_location_is_long(location):
     assert len(driver.checkpoints()) == RETAINED
 
 
-def test_a_restart_and_a_commit_take_few_round_trips(location, monkeypatch):
+def test_a_start_takes_five_round_trips_and_a_commit_is_one_put(location, monkeypatch):
     """
-    The entries and the result of the probe; the highest entry; the claim; the entries again, the tags and
-    the newest checkpoint; then the end of each retained checkpoint.
+    A start lists the entries with the result of the probe, reads the highest entry, and puts the claim.
+
+    Then it lists the entries again with the tags and the newest checkpoint, and reads the end of each retained
+    checkpoint.
     """
     store = RoundTrips(location, monkeypatch)
     monkeypatch.setattr("statelog.store.probe._verified", set())

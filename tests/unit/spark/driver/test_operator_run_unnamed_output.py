@@ -48,11 +48,12 @@ def test_a_column_that_another_task_names_is_left_out(caplog: pytest.LogCaptureF
     ]
 
 
-def test_no_warning_if_a_task_names_all_columns_or_is_empty(
+def test_no_warning_once_a_task_has_named_all_columns_or_without_rows(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert not warnings_of(caplog, [ack(1, MISSPELT), ack(1)], [ack(1, MISSPELT)])
-    assert not warnings_of(caplog, [ack(0), ack(0)], [])
+    with_all_columns, without_rows = ack(1), ack(0)
+    assert not warnings_of(caplog, [ack(1, MISSPELT), with_all_columns], [ack(1, MISSPELT)])
+    assert not warnings_of(caplog, [without_rows, without_rows], [])
 
 
 def test_a_column_that_rows_leave_out_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -254,6 +254,7 @@ def test_output_is_what_pyspark_converts_frame_by_frame() -> None:
     frames[7]["n"] = frames[7]["n"].astype("Int64")
     frames[8] = frames[8].iloc[:0]
     frames.append(pd.DataFrame())
+    # Columns without names are taken by position: those of the output, in its order, are numbered.
     frames.append(
         frame_of(3).set_axis(range(7), axis=1)[[1, 3, 0, 4, 5, 6]].set_axis(range(6), axis=1)
     )
