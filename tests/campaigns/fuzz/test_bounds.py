@@ -191,7 +191,7 @@ def test_bytes_that_are_no_schema_are_refused() -> None:
 
 def test_calls_that_yielded_more_rows_than_are_stored_are_refused() -> None:
     task = task_recording(calls=[(0, "handleInputRows", -1, 2**31)])
-    with pytest.raises(CorruptionError, match="yielded 2147483648 rows, 1 are stored"):
+    with pytest.raises(CorruptionError, match="yielded 2147483648 rows, but 1 are stored"):
         list(steps_of(task))
 
 
