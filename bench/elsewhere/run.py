@@ -270,12 +270,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def checked(
-    given: argparse.Namespace, results: Results, small: Path, large: Path
+    options: argparse.Namespace, results: Results, small: Path, large: Path
 ) -> tuple[list[tuple[str, int, Callable[[], Run]]], dict[str, dict[str, Any]]]:
     """Check the answers of each engine; return what is to be measured, and facts of each part."""
     parts: list[tuple[str, int, Callable[[], Run]]] = []
     facts: dict[str, dict[str, Any]] = {}
-    chosen = [(query, name) for query in given.query for name in given.only]
+    chosen = [(query, name) for query in options.query for name in options.only]
     for query, name in chosen:
         engine = ENGINES[name]
         if query not in engine.queries:
@@ -294,25 +294,25 @@ def checked(
             results.skip(part, f"{error}"[-600:], **facts[part])
             continue
         say(f"  {part}: the answers for {keys:,} keys are right")
-        parts.append((part, given.rounds, partial(measured, name, query, large, given.seconds)))
+        parts.append((part, options.rounds, partial(measured, name, query, large, options.seconds)))
     return parts, facts
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Check, then measure; return 1 if an engine could not be measured."""
-    given = parse(arguments)
-    if given.setup:
-        setup({ENGINES[name].package for name in given.only})
+    options = parse(arguments)
+    if options.setup:
+        setup({ENGINES[name].package for name in options.only})
         return 0
-    if given.json is None:
+    if options.json is None:
         sys.exit("give --json FILE, or --setup")
     small, large = HOME / "events-small", HOME / "events"
     make_events(small, **SMALL)
     make_events(large, **LARGE)
     results = Results(
-        given.json, given.name, {"rounds": given.rounds, **LARGE}, resume=given.resume
+        options.json, options.name, {"rounds": options.rounds, **LARGE}, resume=options.resume
     )
-    parts, facts = checked(given, results, small, large)
+    parts, facts = checked(options, results, small, large)
     return 1 if in_turns(results, parts, facts=facts) else 0
 
 

@@ -110,7 +110,7 @@ class Metrics:
         self.declare(METRICS.values())
 
     def declare(self, specs: Iterable[MetricSpec]) -> None:
-        """Add metrics, such as those of extensions; existing declarations do not change."""
+        """Add metrics, such as the metrics of extensions; existing declarations do not change."""
         for spec in specs:
             if spec.name in self._specs:
                 continue

@@ -43,6 +43,7 @@ from statelog.spark.rows.spark_versions import TimerValues
 from statelog.spark.rows.unfit_output import NOTHING_COMMITTED, UnfitOutputError, returned
 from statelog.spark.worker.extension import NO_EXTENSIONS, TaskExtensions
 from statelog.spark.worker.failures import ends_of_process_are_errors
+from statelog.spark.worker.handle import NO_TIMERS
 from statelog.spark.worker.protocol import NEVER_MS, BatchContext
 from statelog.spark.worker.spill_file import SpillFile
 from statelog.state.kinds import StateKind
@@ -97,10 +98,7 @@ class ColumnarTaskHandle(ExtendedHandle):
     def timers(self) -> ColumnTimers:
         """The timers."""
         if self._timers is None:
-            raise UsageError(
-                "timers require the ProcessingTime or EventTime time mode, but this query uses None: pass "
-                'timeMode="ProcessingTime" to transform_with_state'
-            )
+            raise UsageError(NO_TIMERS)
         return self._timers
 
     def deleteIfExists(self, stateName: str) -> None:

@@ -36,7 +36,7 @@ _SINK_PAUSE_S: Final = 0.1
 
 def tags(location: Location, *, storage_options: Mapping[str, object] | None = None) -> list[Tag]:
     """
-    Return the tags of a state location, including those of forks and readers.
+    Return the tags of a state location, including the tags of forks and readers.
 
     Example:
         for tag in statelog.tags("s3://bucket/jobs/totals"):

@@ -74,7 +74,7 @@ class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
         frames: The settings of frames, where the row format is "pandas".
         schema: JSON of the operator's state schema.
         key_positions, first_input: The layout of the columns of *input*; *initial_positions* and
-            *first_initial* that of *initial*.
+            *first_initial* are the layout of *initial*.
         before, after: State by key, as `cells_table`; no *after* in a failure.
         input, initial: Input rows, and rows of initial state, with the number of their key in a
             first column.

@@ -66,6 +66,9 @@ from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescrip
 from statelog.store import PATHS, ObjectStore, open_location
 from statelog.store.client import forget_memory_store
 
+NO_TIMERS: Final = "timers require the ProcessingTime or EventTime time mode; this tester uses None"
+"""The error of a tester in the time mode None."""
+
 
 def type_of_key(key: object) -> pa.DataType:
     """Infer the type of a key value; text for None, for which any type is possible."""
@@ -96,9 +99,7 @@ def timers_given(codec: OperatorCodec, timers: Sequence[int]) -> Cells:
     try:
         state_id = codec.schema.state_id(TIMERS_NAME)
     except KeyError:
-        raise UsageError(
-            "timers require the ProcessingTime or EventTime time mode; this tester uses None"
-        ) from None
+        raise UsageError(NO_TIMERS) from None
     return {state_id: tuple(sorted(set(timers)))}
 
 
@@ -455,10 +456,7 @@ class TesterHandle(StateVariables):
 
     def _timers(self) -> AbstractContextManager[KeyHandle]:
         if self._time_mode == "none":
-            raise UnsupportedOperationError(
-                "timers require the ProcessingTime or EventTime time mode; this tester uses None",
-                condition="UNSUPPORTED_OPERATION",
-            )
+            raise UnsupportedOperationError(NO_TIMERS, condition="UNSUPPORTED_OPERATION")
         return self._open_key(self.grouping_key)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:

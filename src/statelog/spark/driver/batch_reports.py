@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -151,21 +151,31 @@ def largest_keys(acks: Sequence[TaskAck]) -> list[LargeKey]:
     ]
 
 
-def skew_warning(groups: Sequence[LargeKeyGroup], keys: Sequence[LargeKey]) -> str:
-    """Return a warning about a dominating key or key group, or ""."""
+class Skew(NamedTuple):
+    """A dominating key or key group, and the warning about it; both are "" without one."""
+
+    subject: str = ""
+    warning: str = ""
+
+
+def skew_of(groups: Sequence[LargeKeyGroup], keys: Sequence[LargeKey]) -> Skew:
+    """Return the key or key group that dominates a micro-batch, if there is one."""
     if not groups or groups[0]["rows"] < MIN_LARGE_ROWS:
-        return ""
+        return Skew()
     if keys and keys[0]["share"] >= DOMINATING_SHARE:
-        return (
-            f"key {keys[0]['key']} receives {keys[0]['share']:.0%} of the rows; the rows of one key "
-            "always go to one task, so more tasks do not help"
+        subject = f"key {keys[0]['key']}"
+        return Skew(
+            subject,
+            f"{subject} receives {keys[0]['share']:.0%} of the rows; the rows of one key "
+            "always go to one task, so more tasks do not help",
         )
     if groups[0]["share"] >= DOMINATING_SHARE:
-        return (
-            f"key group {groups[0]['key_group']} receives {groups[0]['share']:.0%} of the rows, "
-            "which always go to one task"
+        subject = f"key group {groups[0]['key_group']}"
+        return Skew(
+            subject,
+            f"{subject} receives {groups[0]['share']:.0%} of the rows, which always go to one task",
         )
-    return ""
+    return Skew()
 
 
 _log = logging.getLogger("statelog.spark")
@@ -180,7 +190,7 @@ class BatchReports:
         self._metrics.declare(metrics_of(extras))
         self._no_extras = dict.fromkeys(extras, 0)
         self._figures = {**FIGURES, **extras}
-        self._last_warning = ""
+        self._last_skewed = ""
         self._repeated = RepeatedSince()
         self.current: BatchProgress | None = None
         """The figures of the newest micro-batch; None while it runs, or if it had no effect."""
@@ -213,11 +223,10 @@ class BatchReports:
 
     def _warn_of_skew(self, progress: BatchProgress) -> None:
         """Warn about a dominating key or key group, once for each."""
-        warning = skew_warning(progress.largest_key_groups, progress.largest_keys)
-        subject = warning.partition(" receives ")[0]
-        if warning and subject != self._last_warning:
-            self._last_warning = subject
-            _log.warning("the load of batch %d is uneven: %s", progress.batch_id, warning)
+        skew = skew_of(progress.largest_key_groups, progress.largest_keys)
+        if skew.subject and skew.subject != self._last_skewed:
+            self._last_skewed = skew.subject
+            _log.warning("the load of batch %d is uneven: %s", progress.batch_id, skew.warning)
 
     def _measure(self, progress: BatchProgress, acks: Sequence[TaskAck], repeated: int) -> None:
         """Update the metrics."""

@@ -142,14 +142,12 @@ def write_instead(writer: DataStreamWriter, frame: DataFrame) -> None:
     writer._jwrite = frame._jdf.writeStream()
 
 
-def start_query(
-    writer: DataStreamWriter, checkpoint: str, session: SparkSession, files: QueryFiles
-) -> StreamingQuery:
+def start_query(writer: DataStreamWriter, checkpoint: str, files: QueryFiles) -> StreamingQuery:
     """Start the query of a classic writer at a checkpointLocation, with Spark's errors."""
     writer._jwrite = writer._jwrite.option("checkpointLocation", checkpoint)
     if not files.url.startswith(LOCAL):
         return writer._sq(writer._jwrite.start())
     # Spark copies the settings of the session when it starts a query: later ones do not change it.
-    manager = streaming_class(session, LOCAL_LOGS, "checkpointing")
-    with with_setting(session, LOG_FILES, manager._fqn, unless_set=True):
+    manager = streaming_class(writer._spark, LOCAL_LOGS, "checkpointing")
+    with with_setting(writer._spark, LOG_FILES, manager._fqn, unless_set=True):
         return writer._sq(writer._jwrite.start())

@@ -268,7 +268,7 @@ class StatefulStreamWriter(DataStreamWriter):
                     closable.close()
             engine.close()
 
-        started = start_query(self, checkpoint, self._spark, files)
+        started = start_query(self, checkpoint, files)
         running = StatefulQuery(started, failures, figures, at_end)
         if location is None:
             delete_at_end(running, checkpoint, self._spark)

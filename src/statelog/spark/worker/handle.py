@@ -7,6 +7,7 @@ Source: pyspark.sql.streaming.stateful_processor.StatefulProcessorHandle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from statelog.errors import UsageError
 from statelog.spark.extension_table import ExtensionRow
@@ -22,6 +23,12 @@ from statelog.spark.worker.extension import NO_EXTENSIONS, TaskExtensions
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.deltas import StateCodec
 from statelog.state.objects import BoundState, Cursor, Timers
+
+NO_TIMERS: Final = (
+    "timers require the ProcessingTime or EventTime time mode, but this query uses None: pass "
+    'timeMode="ProcessingTime" to transform_with_state'
+)
+"""The error of a handle in the time mode None."""
 
 
 class TaskHandle(StateVariables):
@@ -90,10 +97,7 @@ class TaskHandle(StateVariables):
 
     def _timers_or_error(self) -> Timers:
         if self._timers is None:
-            raise UsageError(
-                "timers require the ProcessingTime or EventTime time mode, but this query uses None: pass "
-                'timeMode="ProcessingTime" to transform_with_state'
-            )
+            raise UsageError(NO_TIMERS)
         return self._timers
 
     def registerTimer(self, expiryTimestampMs: int) -> None:

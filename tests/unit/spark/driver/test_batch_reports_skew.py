@@ -10,7 +10,7 @@ from statelog.spark.driver.batch_reports import (
     DOMINATING_SHARE,
     largest_groups,
     largest_keys,
-    skew_warning,
+    skew_of,
 )
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
 from statelog.spark.worker.task_input import RowCounter
@@ -43,12 +43,12 @@ def test_a_key_with_most_of_the_rows_is_named() -> None:
     assert (13, 2100) == (groups[0]["key_group"], groups[0]["rows"])
     assert {"key": "('hot',)", "key_group": 13, "rows": 1800, "share": 0.6} == keys[0]
     assert 200 == keys[1]["rows"]
-    assert "key ('hot',) receives 60% of the rows" in skew_warning(groups, keys)
+    assert "key ('hot',) receives 60% of the rows" in skew_of(groups, keys).warning
 
 
 def test_a_key_group_of_many_keys_is_named_as_such() -> None:
     ack = counted(batch([(13, f"k{i}") for i in range(2000)] + [(14, "x")] * 10))
-    assert skew_warning(largest_groups([ack]), largest_keys([ack])).startswith(
+    assert skew_of(largest_groups([ack]), largest_keys([ack])).warning.startswith(
         "key group 13 receives 100%"
     )
 
@@ -60,12 +60,12 @@ def test_an_even_load_gives_no_warning() -> None:
     groups = largest_groups([ack, other])
     assert [600, 500, 500] == [group["rows"] for group in groups]
     assert [] == largest_keys([ack, other])
-    assert "" == skew_warning(groups, [])
+    assert "" == skew_of(groups, []).warning
 
 
 def test_few_rows_give_no_warning() -> None:
     ack = counted(batch([(13, "hot")] * 50), batch([]))
-    assert "" == skew_warning(largest_groups([ack]), largest_keys([ack]))
+    assert "" == skew_of(largest_groups([ack]), largest_keys([ack])).warning
     assert [] == largest_groups([counted()])
 
 
@@ -94,7 +94,7 @@ def test_only_the_wait_for_the_input_is_measured() -> None:
 def test_a_share_at_the_bound_gives_a_warning() -> None:
     def warning(rows: int, group_share: float, key_share: float) -> str:
         groups = [{"key_group": 13, "rows": rows, "share": group_share}]
-        return skew_warning(groups, [{"key": "('k',)", "share": key_share}])
+        return skew_of(groups, [{"key": "('k',)", "share": key_share}]).warning
 
     least, less = DOMINATING_SHARE, DOMINATING_SHARE - 0.01
     assert warning(1000, least, least).startswith("key ('k',)")
