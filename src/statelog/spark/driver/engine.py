@@ -171,7 +171,7 @@ class MicroBatchEngine:
             completed, record, figures = self._commit(batch, answers, watch)
             watch.lap("commit")
         except BaseException:
-            self._location.snapshots.aborted(batch.snapshots)
+            self._location.snapshots.aborted()
             # A fenced coordinator rejects this call too; the first error is the one to raise.
             with contextlib.suppress(StatelogError):
                 self._coordinator.decline(batch.checkpoint_id, "the micro-batch failed")
@@ -337,7 +337,6 @@ class MicroBatchEngine:
 
     def _decline_idle(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
         """Abandon the checkpoint of a no-data batch that changed nothing."""
-        self._location.snapshots.aborted(batch.snapshots)
         self._coordinator.decline(batch.checkpoint_id, "the micro-batch had no effect")
         for index, acks in enumerate(answers):
             if acks:
@@ -355,7 +354,7 @@ class MicroBatchEngine:
             operator.unnamed_output.committed(batch.batch_id, acks)
             if not batch.times.is_idle:  # a no-data batch does not predict the cost of rows
                 operator.ran(acks)
-        self._location.snapshots.committed(batch.snapshots, [*chain(*answers)], wall_clock_ms())
+        self._location.snapshots.committed([*chain(*answers)], wall_clock_ms())
         self._location.state.advance(completed, record, [bool(acks) for acks in answers])
         self._location.snapshots.advance(completed)
         self._extensions.committed(answers)

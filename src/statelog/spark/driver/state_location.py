@@ -61,6 +61,7 @@ class SnapshotPlanner:
         self._groups = max_parallelism
         self._recorder = recorder
         self._schedule = SnapshotSchedule(policy, max_parallelism)
+        self._chosen: Mapping[KeyGroupRange, KeyGroupRange] = {}  # of the micro-batch that runs
         self.distances = LogDistances.of(None, max_parallelism)
 
     def begin(self, base: CompletedCheckpoint | None, state_entries: int) -> None:
@@ -94,15 +95,11 @@ class SnapshotPlanner:
                 if len(overlap):
                     ranges_chosen.setdefault(key_groups, overlap)
         self._recorder.snapshots_started(len(ranges_chosen))
+        self._chosen = ranges_chosen
         return ranges_chosen
 
-    def committed(
-        self,
-        chosen: Mapping[KeyGroupRange, KeyGroupRange],
-        acks: Sequence[TaskAck],
-        now_ms: int,
-    ) -> None:
-        """Record the results of the *chosen* snapshots of a committed micro-batch."""
+    def committed(self, acks: Sequence[TaskAck], now_ms: int) -> None:
+        """Record the results of the chosen snapshots of a committed micro-batch."""
         completed = 0
         for ack in acks:
             # A task of an operator that was skipped has not counted.
@@ -114,21 +111,24 @@ class SnapshotPlanner:
                 self._schedule.completed(ack.changes.snapshot.key_group_range, size)
         for ack in acks:
             if ack.changes.snapshot_error:
-                delay = self._schedule.failed(chosen[ack.place.key_range], now_ms)
+                key_groups = self._chosen[ack.place.key_range]
+                delay = self._schedule.failed(key_groups, now_ms)
                 _log.warning(
                     "the snapshot of key groups %s failed; the next attempt is in %d s or later; "
                     "the log contains all changes until then: %s",
-                    chosen[ack.place.key_range],
+                    key_groups,
                     delay // 1000,
                     ack.changes.snapshot_error,
                 )
         longest = max((ack.milliseconds("snapshot") for ack in acks), default=0.0)
         self._recorder.snapshots_completed(completed, longest)
-        self._recorder.snapshots_failed(len(chosen) - completed)
+        self._recorder.snapshots_failed(len(self._chosen) - completed)
+        self._chosen = {}
 
-    def aborted(self, chosen: Mapping[KeyGroupRange, KeyGroupRange]) -> None:
+    def aborted(self) -> None:
         """Record that the micro-batch and its snapshots failed."""
-        self._recorder.snapshots_failed(len(chosen))
+        self._recorder.snapshots_failed(len(self._chosen))
+        self._chosen = {}
 
 
 class StateLocation:

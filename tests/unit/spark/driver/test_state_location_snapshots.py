@@ -204,8 +204,11 @@ def test_a_snapshot_that_was_written_is_counted_with_the_longest_time() -> None:
         ack(0, LEFT, 3.0, snapshot=snapshot(0, 3, 5, 10)),
         ack(1, RIGHT, 7.0, snapshot=snapshot(4, 7, 5, 10)),
     ]
-    planner.snapshots.committed(planner.choose(), acks, 0)
+    planner.choose()
+    planner.snapshots.committed(acks, 0)
     assert [2, 2, 0] == planner.counts()
+    planner.snapshots.committed([], 0)
+    assert [2, 2, 0] == planner.counts(), "a no-data batch chooses none"
     assert 7.0 == planner.metrics.snapshot()["last_duration_of_materialization"]
 
 
@@ -216,7 +219,8 @@ def test_a_snapshot_that_failed_waits_and_is_logged(caplog: pytest.LogCaptureFix
         ack(1, RIGHT, snapshot_error="OSError: no space"),
     ]
     with caplog.at_level(logging.WARNING, "statelog.spark"):
-        planner.snapshots.committed(planner.choose(), acks, 1000)
+        planner.choose()
+        planner.snapshots.committed(acks, 1000)
     assert [2, 1, 1] == planner.counts()
     (warning,) = caplog.messages
     for part in ("key groups [4, 7]", "10 s", "OSError: no space"):
@@ -228,7 +232,7 @@ def test_a_snapshot_that_failed_waits_and_is_logged(caplog: pytest.LogCaptureFix
 def test_a_micro_batch_that_failed_takes_its_snapshots_with_it() -> None:
     planner = Planner()
     chosen = planner.choose()
-    planner.snapshots.aborted(chosen)
+    planner.snapshots.aborted()
     assert [2, 0, 2] == planner.counts()
     assert chosen == planner.choose(), "they are due at once"
 
@@ -237,7 +241,7 @@ def test_the_entries_of_a_task_count_only_if_there_is_one_for_each_key_group() -
     planner = Planner()
     # 40 entries of 32 bytes in one key group: it makes a slice of its own.
     acks = [ack(0, LEFT, group_entries=[0, 40, 0, 0]), ack(1, RIGHT, group_entries=[40])]
-    planner.snapshots.committed({}, acks, 0)
+    planner.snapshots.committed(acks, 0)
     assert {LEFT: KeyGroupRange(0, 1)} == planner.choose()
 
 
@@ -246,5 +250,5 @@ def test_the_size_of_entries_is_learned_from_what_was_written() -> None:
     planner = Planner()
     left = ack(0, LEFT, group_entries=[100] * 4, snapshot=snapshot(0, 3, 5, 400))
     for _ in range(12):
-        planner.snapshots.committed({}, [left, ack(1, RIGHT, group_entries=[0] * 4)], 0)
+        planner.snapshots.committed([left, ack(1, RIGHT, group_entries=[0] * 4)], 0)
     assert 1.0 == pytest.approx(planner.snapshots._schedule._entry_bytes, abs=0.01)
