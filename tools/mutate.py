@@ -56,7 +56,7 @@ TESTS = {
     ],
     "checkpoint": [
         "tests/unit/checkpoint",
-        "--ignore=tests/unit/checkpoint/test_coordinator_crash.py",
+        "--deselect=tests/unit/checkpoint/test_coordinator.py::test_a_killed_owner_leaves_whole_checkpoints",
         "tests/campaigns/simulation/test_owners.py::"
         "test_nothing_acknowledged_is_lost_and_nothing_reachable_deleted[0]",
     ],

@@ -77,32 +77,11 @@ def creates(part: str) -> Callable[[Exchange], bool]:
     return lambda exchange: exchange.conditional and part in exchange.path
 
 
-def lose_first(proxy: S3Proxy, part: str) -> None:
-    """Lose the answer to the first conditional put of such a name."""
-    proxy.faults = first(Fault.LOST_ANSWER, when=creates(part))
-
-
-def test_after_a_lost_answer_the_name_is_put_again_and_the_object_compared(proxy, place):
-    lose_first(proxy, "name")
-    create(place, "name", b"ours")
-    assert proxy.count("PUT", "name") == 2
-    assert proxy.count("GET", "name") == 1
-    assert bytes(place.get("name")) == b"ours"
-
-
 @pytest.mark.parametrize("fault", [Fault.CONFLICT_DONE, Fault.EXISTS_DONE, Fault.DONE_500])
 def test_a_put_that_was_stored_succeeds_whatever_the_response(proxy, place, fault):
     proxy.faults = first(fault, when=creates("name"))
     create(place, "name", b"ours")
     assert bytes(place.get("name")) == b"ours"
-
-
-def test_after_a_lost_answer_another_object_is_not_mistaken_for_the_own(proxy, place):
-    place.put("name", b"somebody else's")
-    lose_first(proxy, "name")
-    with pytest.raises(ObjectExistsError):
-        create(place, "name", b"ours")
-    assert bytes(place.get("name")) == b"somebody else's"
 
 
 def test_a_plain_refusal_costs_no_second_request(proxy, place):
@@ -111,10 +90,3 @@ def test_a_plain_refusal_costs_no_second_request(proxy, place):
     with pytest.raises(ObjectExistsError):
         place.put_if_absent("name", b"ours")
     assert [exchange.method for exchange in proxy.exchanges] == ["PUT"]
-
-
-def test_a_conflict_is_no_object_that_exists(proxy, place):
-    proxy.faults = first(Fault.CONFLICT, 2, creates("name"))
-    create(place, "name", b"ours")
-    assert proxy.count("PUT", "name") == 3
-    assert names(place) == ["name"]

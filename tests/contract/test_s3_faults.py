@@ -14,7 +14,7 @@ from tests.support.servers.server_process import S3Server
 
 from statelog.changelog.reader import read_changes
 from statelog.checkpoint.verify import VerifiedObject, verify_location
-from statelog.errors import CheckpointError, ObjectExistsError, StoreError
+from statelog.errors import ObjectExistsError, StoreError
 from statelog.model import StateChange
 from statelog.store import ObstoreStore, open_store
 from statelog.store.requests import repeated_requests
@@ -170,23 +170,6 @@ def test_credentials_that_are_renewed_in_time_are_no_error(proxy: S3Proxy, store
     assert bytes(copy.get("a")) == CONTENT, "a task's store knows that the driver's has worked"
 
 
-def test_credentials_that_have_never_worked_are_refused_soon(proxy: S3Proxy, s3_bucket: str):
-    store = opened(proxy.server, s3_bucket, next(PLACES))
-    proxy.faults = first(Fault.FORBIDDEN, 100)
-    with pytest.raises(StoreError, match=r"ExpiredToken.*check the credentials.*6 attempts in"):
-        store.get("a")
-    assert len(proxy.exchanges) == 6
-
-
-def test_the_time_of_all_attempts_is_bounded(proxy: S3Proxy, s3_bucket: str):
-    store = opened(proxy.server, s3_bucket, next(PLACES), retry_timeout=0.5)
-    store.put("a", b"")
-    proxy.faults = first(Fault.UNAVAILABLE, 100)
-    with pytest.raises(StoreError, match=r"SlowDown.* attempts in"):
-        store.get("a")
-    assert len(proxy.exchanges) <= 5
-
-
 DAMAGES = (Fault.FLIPPED, Fault.SHORTENED)
 
 
@@ -216,20 +199,6 @@ def test_bad_reads_alone_are_not_called_damage(fault: Fault, proxy: S3Proxy, s3_
         started(open_again(store), "b")
     assert "transfer" == caught.value.reason
     assert "checkpoint=" not in str(caught.value)
-
-
-def test_a_damaged_object_is_called_damaged(proxy: S3Proxy, s3_bucket: str):
-    store = opened(proxy.server, s3_bucket, next(PLACES))
-    committed(store)
-    path = "chk-4/_metadata"
-    content = bytearray(store.get(path))
-    content[len(content) // 2] ^= 1
-    store.put(path, content)
-    with pytest.raises(CheckpointError, match="read twice with the same bytes") as caught:
-        started(open_again(store), "b")
-    assert ("damaged", 3) == (caught.value.reason, caught.value.usable_id)
-    (found,) = [found for found in verified(store) if found.problem]
-    assert "read twice with the same bytes" in found.problem
 
 
 def committed(store: ObstoreStore) -> list[StateChange]:

@@ -2,18 +2,37 @@
 
 import datetime as dt
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.support.changelogs import ScriptedStore, changelog_file, persisted, values_of, wait_until
+from tests.support.changelogs import (
+    ScriptedStore,
+    appended,
+    changelog_file,
+    handle_of,
+    persisted,
+    values_of,
+    wait_until,
+)
+from tests.support.simulated_runtime import (
+    EventQueue,
+    ImmediatePool,
+    SimulatedIds,
+    SimulatedLock,
+    SimulatedTimers,
+)
 
 from statelog import changelog as cl
+from statelog.changelog import download_cache
+from statelog.changelog.download_cache import DownloadCache
 from statelog.changelog.local_registry import write_file
-from statelog.errors import InvalidOptionsError, ObjectNotFoundError
-from statelog.runtime.runtime import system_runtime
+from statelog.errors import InvalidOptionsError, ObjectNotFoundError, check
+from statelog.runtime.runtime import Runtime, system_runtime
 
 HOUR = dt.timedelta(hours=1)
 
@@ -244,3 +263,178 @@ def test_a_cache_without_a_place_is_refused(store, tmp_path):
     for directories, max_bytes in (([], 1), ([tmp_path], -1)):
         with pytest.raises(InvalidOptionsError):
             cl.DownloadCache(store, directories, runtime=system_runtime(), max_bytes=max_bytes)
+
+
+SEEDS = 100
+IDLE_MS = 100
+
+
+class History(ScriptedStore):
+    """
+    Readers, a store and a disk, driven by a seed.
+
+    While the store reads or the disk writes a file, other readers read other files, so that every
+    order of downloads and writes happens.
+    """
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        super().__init__()
+        self.rng = rng = random.Random(seed)
+        self.folder = folder
+        self.queue = EventQueue()
+        self.objects = {f"f{index}": changelog_file(index, index * 40) for index in range(8)}
+        self.max_bytes = rng.randrange(1, 3 * max(map(len, self.objects.values())))
+        self.busy: list[str] = []
+        self.last_use: dict[str, int] = {}
+        self.failing = False
+        self.cache = DownloadCache(
+            self,
+            [folder],
+            max_bytes=self.max_bytes,
+            idle_timeout=dt.timedelta(milliseconds=IDLE_MS),
+            runtime=Runtime(
+                clock=self.queue,
+                ids=SimulatedIds(rng),
+                lock=SimulatedLock(self.queue),
+                timers=SimulatedTimers(self.queue, rng),
+                upload_pool=ImmediatePool(),
+                discard_pool=ImmediatePool(),
+                callback_pool=ImmediatePool(),
+            ),
+        )
+
+    def get(self, path: str) -> memoryview:
+        self.meanwhile()
+        if self.rng.random() < 0.2:
+            raise OSError("the connection is lost")
+        return super().get(path)
+
+    def write(self, path: str, content: Any) -> None:
+        """Write a file in place of `write_file`."""
+        self.meanwhile()
+        if self.rng.random() < 0.2:
+            raise OSError(28, "no space left")
+        write_file(path, content)
+
+    def meanwhile(self) -> None:
+        check(self.cache.used_bytes <= self.max_bytes, "the bound is broken")
+        while len(self.busy) < 4 and self.rng.random() < 0.5:
+            self.read()
+
+    def read(self) -> None:
+        path = self.rng.choice(sorted(self.objects.keys() - set(self.busy)))
+        self.busy.append(path)
+        try:
+            data = self.cache.get(path)
+        except OSError:
+            pass
+        else:
+            self.last_use[path] = self.queue.now_ns()
+            check(bytes(data) == self.objects[path], "other bytes")
+        finally:
+            self.busy.remove(path)
+
+    def read_part(self) -> None:
+        path = self.rng.choice(sorted(self.objects))
+        part = self.cache.get_range(path, 3, 4)
+        self.last_use[path] = self.queue.now_ns()
+        check(bytes(part) == self.objects[path][3:7], "other bytes")
+
+    def damage(self) -> None:
+        for file in self.rng.sample(sorted(self.folder.glob("dstl-*")), 1) if self.files() else ():
+            os.truncate(file, 5)
+
+    def files(self) -> dict[str, int]:
+        return {file.name: file.stat().st_size for file in self.folder.glob("dstl-*")}
+
+    def pass_time(self) -> None:
+        until_ns = self.queue.now_ns() + self.rng.randrange(2 * IDLE_MS) * 1_000_000
+        while self.queue.step(until_ns):
+            pass
+        self.queue.sleep_until(until_ns)
+        names = {os.path.basename(self.cache._file_of(path)): path for path in self.objects}
+        for name in self.files():
+            idle_ns = until_ns - self.last_use[names[name]]
+            check(idle_ns <= IDLE_MS * 1_000_000 + 1000, f"{names[name]} idles for {idle_ns} ns")
+
+    def run(self, steps: int = 60) -> None:
+        moves = [self.read] * 5 + [self.read_part, self.pass_time]
+        for _ in range(steps):
+            self.rng.choice(moves)()
+            check(sum(self.files().values()) == self.cache.used_bytes, "the disk has other bytes")
+        for _ in range(20):
+            self.damage()
+            self.read()
+        self.cache.close()
+        check({} == self.files(), f"files are left: {self.files()}")
+        self.read()
+        check({} == self.files(), "a closed cache keeps a file")
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_cache_keeps_its_bound(seed, tmp_path, monkeypatch):
+    history = History(seed, tmp_path)
+    monkeypatch.setattr(
+        download_cache,
+        "write_file",
+        lambda path, content: (history.write if content else write_file)(path, content),
+    )
+    history.run()
+
+
+def nonzero(storage: cl.FsStateChangelogStorage, family: str) -> dict[str, object]:
+    """Return the values of a family that are not zero, without the family's name and a "_"."""
+    values = storage.metrics.snapshot()
+    start = f"{family}_"
+    return {
+        name.removeprefix(start): values[name]
+        for name in values
+        if name.startswith(start) and values[name]
+    }
+
+
+def test_hits_misses_evictions_and_faults_of_the_cache(tmp_path):
+    options = cl.ChangelogOptions(download_local_cache_max_bytes=3000)
+    with cl.FsStateChangelogStorage(
+        ScriptedStore(), options=options, job_id="job", cache_directories=[tmp_path]
+    ) as storage:
+        first, second, large = (
+            persisted(storage, value) for value in (b"1" * 2000, b"2" * 2000, b"3" * 9000)
+        )
+        for _ in range(3):
+            list(storage.read(first))
+        counts = nonzero(storage, "download_cache")
+        assert 2000 < counts.pop("bytes") < 3000
+        assert {"hits": 2, "misses": 1} == counts
+        list(storage.read(second))
+        assert 1 == nonzero(storage, "download_cache")["evictions"]
+        for _ in range(2):
+            list(storage.read(large))
+        assert 4 == nonzero(storage, "download_cache")["misses"], "a large file passes through"
+        (file,) = tmp_path.iterdir()
+        file.write_bytes(b"damaged")
+        assert [b"2" * 2000] == values_of(storage.read(second))
+        counts = nonzero(storage, "download_cache")
+        del counts["bytes"]
+        assert {"errors": 1, "misses": 5, "evictions": 1, "hits": 2} == counts
+
+
+def test_hits_and_misses_of_local_copies_are_counted(tmp_path):
+    config = cl.LocalRecoveryConfig((str(tmp_path),))
+    with cl.FsStateChangelogStorage(
+        ScriptedStore(), job_id="job", local_recovery=config
+    ) as storage:
+        result = appended(storage, b"value").persist(0, 1).result(60)
+        handle, local = handle_of(result), result.task_local
+        assert local is not None
+        assert 1 == storage.metrics.snapshot()["local_copies_written"]
+        assert 0 == storage.metrics.snapshot()["local_copy_errors"]
+        size_bytes = local.handles_and_offsets[0].handle.size_bytes
+        list(storage.read(handle, local=local))
+        list(storage.read(handle))
+        assert {"hits": 1, "bytes": size_bytes} == nonzero(storage, "local_recovery")
+        for file in Path(config.folder_of("job")).iterdir():
+            os.truncate(file, 10)
+        assert [b"value"] == values_of(storage.read(handle, local=local))
+        assert {"hits": 1, "bytes": size_bytes, "misses": 1} == nonzero(storage, "local_recovery")
+        assert 1 == storage.metrics.snapshot()["local_copy_errors"]

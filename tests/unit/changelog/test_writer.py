@@ -1,14 +1,34 @@
 """The writer, through the storage, on a store in memory."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.support.changelogs import ALL, GatedStore, ScriptedStore, columns, handle_of, values_of
+from tests.support.changelogs import (
+    ALL,
+    GatedStore,
+    HeldScheduler,
+    ScriptedStore,
+    appended,
+    columns,
+    handle_of,
+    values_of,
+)
 
 import statelog as sl
 from statelog import changelog as cl
+from statelog.core.upload_retry import (
+    AttemptFailed,
+    AttemptStarted,
+    StartAttempt,
+    UploadRequested,
+    UploadRetry,
+)
+from statelog.runtime.runtime import system_runtime
 
 
 @pytest.fixture
@@ -185,19 +205,6 @@ def test_a_confirmed_file_is_never_deleted_and_others_are(storage, writer, store
     assert [first] == list(store.objects)
 
 
-def test_checkpoints_in_flight_may_be_confirmed_in_any_order(storage, writer):
-    writer.append(1, b"a")
-    first = writer.persist(0, 1)
-    writer.append(1, b"b")
-    second = handle_of(writer.persist(0, 2).result(60))
-    writer.confirm(0, 2, 2)
-    writer.reset(0, 1, 1)
-    writer.confirm(0, 1, 1)
-    writer.truncate(2)
-    assert [b"a", b"b"] == values_of(storage.read(second))
-    assert [b"a"] == values_of(storage.read(handle_of(first.result(60))))
-
-
 @pytest.mark.parametrize(("from_sqn", "to_sqn"), [(1, 0), (0, 2)])
 def test_a_confirmation_must_be_of_something(writer, from_sqn, to_sqn):
     writer.append(1, b"a")
@@ -226,3 +233,248 @@ def test_a_confirmation_during_the_upload_keeps_the_file(truncated_first):
         (entry,) = handle.handles_and_offsets
         assert storage.registry.owner(entry.handle) is None, "the checkpoint deletes it"
     assert [b"change"] == values_of(cl.read_changes(store, handle))
+
+
+GIB_2 = 2**31
+
+
+@pytest.mark.parametrize("threshold", [5 << 20, 1 << 40])
+@pytest.mark.parametrize("how", ["append", "append_meta", "append_batch", "bytearray"])
+def test_a_value_of_2_gib_is_refused_and_the_writer_goes_on(how, threshold):
+    options = cl.ChangelogOptions(preemptive_persist_threshold_bytes=threshold)
+    with cl.FsStateChangelogStorage(ScriptedStore(), options=options) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append(1, b"before")
+        value = bytes(GIB_2)  # zero pages: they take no memory until something reads them
+        with pytest.raises(sl.UsageError, match="2,147,483,648 bytes is too long"):
+            match how:
+                case "append":
+                    writer.append(1, value)
+                case "append_meta":
+                    writer.append_meta(value)
+                case "bytearray":
+                    writer.append(1, memoryview(value))
+                case _:
+                    offsets = pa.py_buffer(np.array([0, 1, GIB_2 + 1], np.int64))
+                    data = pa.py_buffer(bytes(GIB_2 + 1))
+                    writer.append_batch(
+                        [1, 2], pa.Array.from_buffers(pa.large_binary(), 2, [None, offsets, data])
+                    )
+        writer.append(2, b"after")
+        handle = handle_of(writer.persist(0).result(30))
+        assert [b"before", b"after"] == values_of(storage.read(handle))
+        assert 11 == handle.size_bytes
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+@pytest.mark.parametrize("chunks", [[[b"a", b"bc"]], [[b"a"], [], [b"bc"]]])
+def test_chunked_arrays_are_appended_whole(kind, chunks):
+    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
+        writer = storage.create_writer("op", ALL)
+        writer.append_batch([1, 2], pa.chunked_array(chunks, kind))
+        writer.append_batch([], pa.chunked_array([], kind))
+        handle = handle_of(writer.persist(0).result(60))
+        assert [(1, b"a"), (2, b"bc")] == sorted(storage.read(handle))
+        assert 3 == handle.size_bytes
+
+
+def test_plain_integers_are_sequence_numbers():
+    with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
+        writer = appended(storage, b"one")
+        writer.next_sequence_number()
+        writer.append(1, b"two")
+        second = handle_of(writer.persist(np.int64(1), 2).result(60))
+        assert [b"two"] == values_of(storage.read(second))
+    seven = cl.SequenceNumber(7)
+    assert cl.SequenceNumber.of(7) == seven == cl.SequenceNumber.of(seven)
+    assert 3 in cl.SequenceNumberRange.of(2, cl.SequenceNumber(4))
+    assert 4 not in cl.SequenceNumberRange(2, 4)
+    assert ["c"] == ["a", "b", "c"][cl.SequenceNumber(2) :]
+
+
+@pytest.mark.parametrize(
+    ("error", "at_once"), [(TimeoutError("slow"), True), (OSError("x"), False)]
+)
+def test_an_attempt_that_times_out_is_followed_at_once(error, at_once):
+    retry = UploadRetry(cl.RetryPolicy.fixed(3, 1.0, delay_after_failure_s=60.0))
+    retry.handle(UploadRequested(), 0)
+    retry.handle(AttemptStarted(1), 0)
+    actions = retry.handle(AttemptFailed(1, error), 0)
+    assert at_once == (StartAttempt(2) in actions)
+    retry.check_invariants()
+
+
+class Failing:
+    """A part of a storage whose close fails; it counts its calls."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.closes = 0
+
+    def upload(self, tasks: Sequence[cl.UploadTask]) -> cl.UploadTasksResult:
+        raise OSError("never up")
+
+    def discard(self, result: cl.UploadTasksResult) -> None:
+        raise AssertionError("nothing to discard")
+
+    def close(self) -> None:
+        self.closes += 1
+        raise self.error
+
+
+class FailingRegistry(cl.TaskChangelogRegistry):
+    closes = 0
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        self.closes += 1
+        raise RuntimeError("second")
+
+
+def test_close_ends_every_part_and_raises_the_first_error():
+    uploader, runtime = Failing(OSError("first")), system_runtime()
+    scheduler = cl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime)
+    registry = FailingRegistry(ScriptedStore(), runtime=runtime)
+    storage = cl.FsStateChangelogStorage(
+        ScriptedStore(), scheduler=scheduler, registry=registry, runtime=runtime
+    )
+    writer = storage.create_writer("op", ALL)
+    with pytest.raises(OSError, match="first"):
+        storage.close()
+    assert (1, 1) == (uploader.closes, registry.closes)
+    with pytest.raises(sl.ClosedError):
+        writer.append(1, b"")
+    with pytest.raises(sl.ClosedError):
+        storage.create_writer("late", ALL)
+    ended: list[BaseException | None] = []
+    runtime.upload_pool.submit(lambda: None, lambda _, error: ended.append(error))
+    assert [sl.ClosedError] == [type(error) for error in ended]
+    storage.close()  # a second call does nothing
+    assert (1, 1) == (uploader.closes, registry.closes)
+
+
+def test_an_interrupt_while_closing_is_raised_after_the_other_parts_are_closed():
+    runtime = system_runtime()
+    scheduler = cl.DirectStateChangeUploadScheduler(Failing(KeyboardInterrupt()))
+    registry = FailingRegistry(ScriptedStore(), runtime=runtime)
+    storage = cl.FsStateChangelogStorage(
+        ScriptedStore(), scheduler=scheduler, registry=registry, runtime=runtime
+    )
+    with pytest.raises(KeyboardInterrupt):
+        storage.close()
+    assert 1 == registry.closes
+
+
+def test_the_error_of_a_block_is_not_hidden_by_the_close():
+    scheduler = cl.DirectStateChangeUploadScheduler(Failing(OSError("close")))
+    with (
+        pytest.raises(LookupError, match="the block") as caught,
+        cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler),
+    ):
+        raise LookupError("the block")
+    assert ["closing also failed: OSError: close"] == caught.value.__notes__
+
+
+Run = Callable[[], object]
+
+
+def test_a_chain_of_persists_runs_on_the_owners_thread():
+    """Flink's example: each continuation appends, and persists what it appended."""
+    handles: list[cl.ChangelogStateHandle] = []
+    threads: list[threading.Thread] = []
+    with (
+        cl.TaskMailbox() as mailbox,
+        cl.FsStateChangelogStorage("memory://chain") as held_storage,
+        held_storage.create_writer("op", sl.KeyGroupRange(0, 127), mailbox) as writer,
+    ):
+
+        def continued(future: Future[Any]) -> None:
+            threads.append(threading.current_thread())
+            handles.append(handle_of(future.result()))
+            if len(handles) < 50:
+                start = writer.next_sequence_number()
+                writer.append(len(handles), b"continued")
+                writer.persist(start, len(handles)).add_done_callback(continued)
+
+        writer.append(0, b"first")
+        writer.persist(0, 1).add_done_callback(continued)
+        assert mailbox.run(lambda: len(handles) == 50, timeout_s=60)
+        assert {threading.current_thread()} == set(threads)
+        changes = [list(held_storage.read(handle)) for handle in handles]
+        assert [[(0, b"first")], *([(group, b"continued")] for group in range(1, 50))] == changes
+
+
+@pytest.fixture
+def scheduler() -> HeldScheduler:
+    """Return a scheduler in which a persist ends when the test says so."""
+    return HeldScheduler()
+
+
+@pytest.fixture
+def held_storage(scheduler: HeldScheduler) -> Iterator[cl.FsStateChangelogStorage]:
+    with cl.FsStateChangelogStorage(ScriptedStore(), scheduler=scheduler) as opened:
+        yield opened
+
+
+def test_the_mailbox_is_a_keyword_too_and_takes_any_executor(scheduler, held_storage):
+    class Queue:
+        def __init__(self) -> None:
+            self.commands: list[Run] = []
+
+        def execute(self, command: Run, description: str = "") -> None:
+            self.commands.append(command)
+
+    queue, ended = Queue(), []
+    writer = held_storage.create_writer("op", ALL, mailbox=queue)
+    writer.append(1, b"one")
+    writer.persist(0).add_done_callback(ended.append)
+    (task,) = scheduler.tasks
+    task.fail(OSError("no"))
+    assert ([], 1) == (ended, len(queue.commands))
+    queue.commands[0]()
+    assert isinstance(ended[0].exception(), cl.UploadFailedError)
+    with pytest.raises(
+        sl.UsageError, match=r"mailbox must be a MailboxExecutor.* does not have exec"
+    ):
+        held_storage.create_writer("op", ALL, print)
+
+
+def test_an_error_of_a_callback_reaches_the_owner(scheduler, held_storage):
+    def fail(_: object) -> None:
+        raise RuntimeError("the state of the task is wrong")
+
+    with cl.TaskMailbox() as mailbox:
+        writer = held_storage.create_writer("op", ALL, mailbox)
+        writer.append(1, b"one")
+        writer.persist(0).add_done_callback(fail)
+        (task,) = scheduler.tasks
+        task.fail(OSError("no"))
+        with pytest.raises(RuntimeError, match="state of the task") as raised:
+            mailbox.run(lambda: False, timeout_s=60)
+        assert "a callback of a persist" in raised.value.__notes__[0]
+
+
+def test_a_callback_that_a_closed_mailbox_refuses_is_called_once(scheduler, held_storage):
+    called = threading.Event()
+    calls: list[object] = []
+    mailbox = cl.TaskMailbox()
+    writer = held_storage.create_writer("op", ALL, mailbox)
+    writer.append(1, b"one")
+    future = writer.persist(0)
+    future.add_done_callback(lambda future: (calls.append(future), called.set()))
+    mailbox.close()
+    (task,) = scheduler.tasks
+    task.fail(OSError("no"))
+    assert called.wait(60)
+    held_storage.close()
+    assert [future] == calls
+
+
+def test_a_callback_added_after_the_end_runs_at_once():
+    with cl.TaskMailbox() as mailbox, cl.FsStateChangelogStorage(ScriptedStore()) as held_storage:
+        writer = held_storage.create_writer("op", ALL, mailbox)
+        writer.append(1, b"one")
+        future, called = writer.persist(0), []
+        future.result(60)
+        future.add_done_callback(called.append)
+        assert [future] == called
+        assert 0 == mailbox.drain()

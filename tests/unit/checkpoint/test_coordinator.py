@@ -1,7 +1,14 @@
 """The coordinator on real stores: the commit, its failures, restoring, fencing."""
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from tests.support.locations.checkpoints import (
+    ManualClock,
     coordinator,
     log_in_file,
     log_inline,
@@ -12,6 +19,8 @@ from tests.support.locations.checkpoints import (
 )
 from tests.support.stores.dict_store import DictStore
 
+import statelog as sl
+from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
 from statelog.errors import (
     CheckpointError,
     FencedError,
@@ -28,6 +37,8 @@ from statelog.model import (
     StateChange,
     TaskStateSnapshot,
 )
+from statelog.options import CheckpointOptions
+from statelog.store import open_store
 
 LEFT, RIGHT, ALL = KeyGroupRange(0, 3), KeyGroupRange(4, 7), KeyGroupRange(0, 7)
 
@@ -74,18 +85,6 @@ def test_inline_changes_are_committed_with_the_checkpoint_and_read_back(store):
     assert read_log(store, other.latest.for_range(ALL).log) == expected
 
 
-def test_later_checkpoints_refer_to_the_changes_of_earlier_ones(store):
-    owner = started(store, retained=1)
-    for checkpoint_id in range(1, 6):
-        small_checkpoint(owner, checkpoint_id)
-        owner.clean_up()
-    other = started(store, "b")
-    assert ids_in(other.latest.log) == [1, 2, 3, 4, 5]
-    assert other.checkpoints() == [5]
-    values = [change.value.decode() for change in read_log(store, other.latest.for_range(ALL).log)]
-    assert values == [f"{c}/{k}" for c in range(1, 6) for k in (0, 3, 7)]
-
-
 def test_a_snapshot_ends_the_log_and_frees_its_objects(store):
     owner = owner_with(store, 3, retained=1)
     store.put("taskowned/s", b"state")
@@ -122,15 +121,6 @@ def test_a_snapshot_does_not_hide_the_changes_of_its_own_checkpoint():
 
 def ids_in(log):
     return [handle.checkpoint_id for handle in log]
-
-
-def test_an_inline_snapshot_travels_in_the_record(store):
-    owner = started(store)
-    snapshot = MaterializedHandle(ALL, 1, ByteStreamStateHandle("n", bytes(range(256))))
-    run_checkpoint(owner, 1, [TaskStateSnapshot(ALL, None, snapshot)])
-    small_checkpoint(owner, 2)
-    restored = started(store, "b").latest
-    assert restored.materialized[0].handle.data == bytes(range(256))
 
 
 def test_a_missing_acknowledgement_is_named(store):
@@ -351,12 +341,6 @@ def test_the_number_of_key_groups_never_changes(store):
     assert raised.value.reason == "max_parallelism"
 
 
-def test_a_folder_without_metadata_is_no_checkpoint(store):
-    small_checkpoint(started(store), 1)
-    store.put("chk-8/exclusive", b"x")
-    assert started(store, "b").latest.checkpoint_id == 1
-
-
 def test_a_crash_before_the_clean_up_leaves_no_garbage(store):
     owner = started(store, retained=1)
     log = log_in_file(store, ALL, [[(1, b"a")]])
@@ -441,3 +425,88 @@ def test_a_failed_deletion_is_tried_again():
     store.on_request = lambda operation, path: None
     assert "chk-3/_metadata" in successor.clean_up().deleted
     assert not {"chk-3/_metadata", "chk-4/_metadata"} & set(successor.clean_up().deleted)
+
+
+ROOT = Path(__file__).resolve().parents[3]
+JOB = """
+import sys
+from tests.support.locations.checkpoints import small_checkpoint, started
+from statelog.store import open_store
+job = started(open_store(sys.argv[1]), "killed")
+for checkpoint_id in range(1, 11):
+    small_checkpoint(job, checkpoint_id)
+    job.clean_up()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fail_point", "survives"),
+    [("before-commit:4", 3), ("after-commit:4", 4), ("after-commit:1", 1)],
+)
+def test_a_killed_owner_leaves_whole_checkpoints(tmp_path, fail_point, survives):
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    killed = subprocess.run(
+        [sys.executable, "-c", JOB, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path, "STATELOG_FAIL_POINTS": fail_point},
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    store = open_store(str(tmp_path))
+    successor = started(store, "successor")
+    assert successor.latest is not None
+    assert successor.latest.checkpoint_id == survives
+    assert len(read_log(store, successor.latest.log)) == 3 * survives
+    small_checkpoint(successor, survives + 2)
+    assert successor.clean_up().failed == ()
+
+
+def sizes(metrics: sl.Metrics) -> tuple[object, ...]:
+    values = metrics.snapshot()
+    return tuple(
+        values[f"last_{kind}_size_of_{part}"]
+        for part in ("materialization", "non_materialization")
+        for kind in ("full", "inc")
+    )
+
+
+def test_the_sizes_of_the_last_checkpoint_are_recorded(store):
+    metrics = sl.Metrics()
+    owner = CheckpointCoordinator(
+        store,
+        owner_id="a",
+        max_parallelism=8,
+        options=CheckpointOptions(),
+        clock_ms=ManualClock(),
+        recorder=CheckpointRecorder(metrics),
+    )
+    owner.claim()
+    owner.restore()
+    assert (0, 0, 0, 0) == sizes(metrics)
+    store.put("taskowned/s", b"state")
+    snapshot = MaterializedHandle(ALL, 0, FileStateHandle("taskowned/s", 5))
+    run_checkpoint(
+        owner, 1, [TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"abc")]], 1), snapshot)]
+    )
+    assert (5, 5, 3, 3) == sizes(metrics)
+    run_checkpoint(owner, 2, [TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"de")]], 2))])
+    assert (5, 0, 5, 2) == sizes(metrics)
+    behind = [metrics.value(f"log_{what}_behind_snapshots") for what in ("bytes", "handles")]
+    assert [5, 2] == behind
+
+
+def test_snapshots_are_counted():
+    metrics = sl.Metrics()
+    recorder = CheckpointRecorder(metrics)
+    assert -1 == metrics.snapshot()["last_duration_of_materialization"]
+    recorder.snapshots_started(2)
+    recorder.snapshots_completed(1, 12.5)
+    recorder.snapshots_failed(1)
+    recorder.snapshots_completed(0, 99.0)
+    values = metrics.snapshot()
+    assert (2, 1, 1, 12.5) == (
+        values["started_materialization"],
+        values["completed_materialization"],
+        values["failed_materialization"],
+        values["last_duration_of_materialization"],
+    )

@@ -15,7 +15,7 @@ from tests.support.locations.checkpoints import (
 from tests.support.locations.histories import History
 from tests.support.stores.dict_store import DictStore
 
-from statelog.checkpoint import collect_garbage, list_checkpoints, verify_location
+from statelog.checkpoint import collect_garbage
 from statelog.checkpoint.history import read_checkpoint
 from statelog.checkpoint.listing import find_checkpoint_at, parse_time
 from statelog.checkpoint.restore import find_checkpoint
@@ -56,33 +56,6 @@ def values_of(store, checkpoint_id):
     return [bytes(change.value) for change in read_log(store, log)]
 
 
-def test_a_tagged_checkpoint_outlives_the_retention(store):
-    owner = started(store, retained=1)
-    for checkpoint_id in range(1, 7):
-        log = log_in_file(store, ALL, [[(1, f"v{checkpoint_id}".encode())]])
-        # Each checkpoint begins again with a snapshot, so that it needs its own file alone.
-        snapshot = snapshot_of(store, f"s{checkpoint_id}", max(0, checkpoint_id - 1))
-        run_checkpoint(owner, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)])
-        owner.clean_up()
-        if checkpoint_id == 2:
-            tag(store, 2)
-    assert owner.checkpoints() == [2, 6]
-    assert values_of(store, 2) == [b"v2"]
-    assert [c.checkpoint_id for c in list_checkpoints(store) if c.is_retained] == [2, 6]
-    assert not sweep(store).deleted
-    problems = [item for item in verify_location(store) if item.problem]
-    assert [] == [item for item in problems if item.kind == "checkpoint"]
-
-    delete_tag(store, find_tag(store, "t", TagKind.TAG))
-    for checkpoint_id in (7, 8):
-        small_checkpoint(owner, checkpoint_id)
-        owner.clean_up()
-    assert owner.checkpoints() == [8]
-    assert "taskowned/s2" not in store.objects
-    with pytest.raises(CheckpointError):
-        find_checkpoint(store, 2)
-
-
 def test_the_content_of_a_tag_is_read_back_and_verified(store):
     small_checkpoint(started(store), 1)
     release = tag(store, 1, "v1.2", **NAMED)
@@ -109,21 +82,6 @@ def test_a_tag_after_the_commit_that_subsumed_it_is_refused(store):
         tag(store, 9)
 
 
-def test_a_tag_between_commit_and_clean_up_holds(store):
-    owner = started(store, retained=1)
-    small_checkpoint(owner, 1)
-    first = tag(store, 1)
-    small_checkpoint(owner, 2)
-    assert find_checkpoint(store, 1).checkpoint_id == 1  # retained by the tag alone
-    owner.clean_up()
-    assert small_checkpoint(owner, 3).retained == (1, 3)
-    # A second tag may hold what only the first one retains.
-    tag(store, 1, "second")
-    delete_tag(store, first)
-    owner.clean_up()
-    assert small_checkpoint(owner, 4).retained == (1, 4)
-
-
 def test_names_are_unique_and_plain(store):
     small_checkpoint(started(store), 1)
     tag(store, 1)
@@ -135,24 +93,6 @@ def test_names_are_unique_and_plain(store):
             tag(store, 1, name)
     with pytest.raises(CheckpointError, match="existing: t"):
         find_tag(store, "other", TagKind.TAG)
-
-
-def test_a_pinned_checkpoint_that_was_given_up_is_kept(store):
-    owner = started(store, retained=4)
-    for checkpoint_id in range(1, 6):
-        small_checkpoint(owner, checkpoint_id)
-        owner.clean_up()
-    tag(store, 4)
-    other = started(store, "b", retained=2)
-    other.restore(3)
-    assert other.next_checkpoint_id == 7, "6 is the claim"
-    small_checkpoint(other, 7)
-    other.clean_up()
-    assert "chk-4/_metadata" in store.objects  # changes of checkpoint 4 are in it
-    assert small_checkpoint(other, 8).retained == (4, 7, 8)
-    other.clean_up()
-    assert values_of(store, 4)[-1] == b"4/7"
-    assert values_of(store, 8)[-3:] == [b"8/0", b"8/3", b"8/7"]
 
 
 def test_a_reader_pins_later_checkpoints_up_to_its_bound(store):

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.locations.checkpoints import small_checkpoint, started
-from tests.support.locations.histories import GROUPS, NAMES, TTL_MS, History, Rows, Tiny, rows_of
+from tests.support.locations.histories import (
+    GROUPS,
+    NAMES,
+    TTL_MS,
+    Calm,
+    History,
+    Rows,
+    Tiny,
+    rows_of,
+)
 from tests.support.processes.script import run_script
 
 from statelog.checkpoint import history
@@ -25,9 +34,10 @@ from statelog.errors import (
     UsageError,
 )
 from statelog.format.segment import SNAPPY_FRAMED, parse_segment
-from statelog.model import KeyGroupRange
+from statelog.model import CompletedCheckpoint, KeyGroupRange
 from statelog.runtime.clock import wall_clock_ms
-from statelog.state.reader import StateReader, state_reader
+from statelog.state.reader import LocationReader, StateReader, state_reader
+from statelog.state.reader.checkpoint_chain import Changes
 from statelog.state.schema import TIMERS_NAME
 from statelog.store import ObjectStore, open_store
 from statelog.testing.faulty_store import Fault, FaultKind, FaultyStore, OddError
@@ -282,16 +292,6 @@ def test_a_checkpoint_of_another_program_is_no_state():
         read(store)
 
 
-def test_an_unknown_checkpoint_is_reported_with_the_existing_ones():
-    store = FaultyStore()
-    for owner in ("a", "b"):
-        driver = started(store, owner)
-        small_checkpoint(driver, driver.next_checkpoint_id)
-    for claim in (0, 2):
-        with pytest.raises(CheckpointError, match=r"does not exist in .* \(newest: 1, 3\)"):
-            read(store, claim)
-
-
 def test_the_checkpoints_of_an_error_have_objects_and_a_damaged_one_counts(tmp_path):
     store = open_store(tmp_path, storage_options={"fsync": False})
     owner = started(store)
@@ -299,8 +299,9 @@ def test_the_checkpoints_of_an_error_have_objects_and_a_damaged_one_counts(tmp_p
     (tmp_path / "chk-7").mkdir()  # as after a deletion
     (tmp_path / "chk-9").mkdir()
     (tmp_path / "chk-9" / "_metadata").write_bytes(b"damaged" * 400)
-    with pytest.raises(CheckpointError, match=r"does not exist in .* \(newest: 1, 9\)"):
-        read(store, 7)
+    for unknown in (0, 7):  # a claim, and a folder
+        with pytest.raises(CheckpointError, match=r"does not exist in .* \(newest: 1, 9\)"):
+            read(store, unknown)
 
 
 def test_a_closed_reader_reads_nothing(finished):
@@ -315,3 +316,56 @@ def test_neither_pyspark_nor_pandas_is_needed():
         "import sys, statelog.state.reader; "
         "sys.exit(bool({'pyspark', 'pandas', 'py4j'} & sys.modules.keys()))"
     )
+
+
+EVERYTHING = KeyGroupRange(0, GROUPS - 1)
+
+
+@pytest.mark.campaign
+def test_lineage_is_decided_for_each_key_group():
+    history = Calm("lineage", FaultyStore(), retained=5)
+    for _ in range(5):
+        history.micro_batch()
+    state = LocationReader(history.store)
+    first, last = (state.reader(number).checkpoint for number in (1, 4))
+    assert Changes.of(first, last, EVERYTHING).rewritten == set()
+    assert Changes.of(last, last, EVERYTHING).rewritten == set()
+    touched = {kg for log in last.log if log.checkpoint_id > 1 for kg in log.key_group_range}
+    assert Changes.of(last, first, EVERYTHING).rewritten == touched
+    history.rewind(1)
+    history.micro_batch()
+    newest = LocationReader(history.store).reader().checkpoint
+    assert Changes.of(last, newest, EVERYTHING).rewritten == touched
+    assert Changes.of(first, newest, EVERYTHING).rewritten == set()
+
+
+@pytest.mark.campaign
+def test_key_groups_that_did_not_change_are_equal():
+    unchanged = 0
+    for seed in range(4):
+        history = Calm(f"changed groups {seed}", FaultyStore(), retained=5)
+        history.run(6)
+        retained = list(history.expected)[-4:]
+        newest = LocationReader(history.store).reader()
+        for since, upto in ((0, 1), (0, 3), (2, 3), (3, 1)):
+            # Both in one schema.
+            before, after = (
+                newest.of(checkpoint_of(history, retained[at])) for at in (since, upto)
+            )
+            changed = {kg for part in after.changed_groups(before.checkpoint) for kg in part}
+            for group in set(EVERYTHING) - changed:
+                unchanged += 1
+                part = KeyGroupRange(group, group)
+                tables = [
+                    reader.tables(key_groups=part, include_expired=True)
+                    for reader in (before, after)
+                ]
+                first, last = (
+                    {name: rows_of(table) for name, table in by_name.items()} for by_name in tables
+                )
+                assert first == last, (seed, since, upto, group)
+    assert unchanged > 5
+
+
+def checkpoint_of(history: History, checkpoint_id: int) -> CompletedCheckpoint:
+    return LocationReader(history.store).reader(checkpoint_id).checkpoint
