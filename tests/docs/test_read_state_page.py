@@ -18,7 +18,7 @@ def test_the_page_read_state_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert "{'total': 420.0}\n{'total': 410.0}\n" in said
     assert "\n{'DE': {'orders': 41}}\n" in said
-    assert "insert c141 None {'total': 420.0}" in said
+    assert "insert c141 None {'total': 410.0}" in said
     assert "update c42 {'total': 410.0} {'total': 420.0}" in said
     assert names["changes"].num_rows == 2  # type: ignore[attr-defined]
     assert names["totals"].num_rows == 42  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from statelog.changelog.upload.task import UploadTask
 from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.changelog.writer import FsStateChangelogWriter
 from statelog.core.retry_policy import RetryPolicy
-from statelog.errors import ObjectNotFoundError, StoreError
 from statelog.format.segment import SegmentWriter
 from statelog.model import (
     ChangeBatch,
@@ -30,8 +29,9 @@ from statelog.model import (
 )
 from statelog.runtime.clock import IdSource
 from statelog.runtime.runtime import system_runtime
-from statelog.store.api import Buffers, ObjectInfo, ObjectStore
+from statelog.store.api import Buffers, ObjectStore
 from statelog.store.paths import PATHS, LocationPaths
+from statelog.testing.faulty_store import FaultyStore, joined
 
 ALL = KeyGroupRange(0, 127)
 
@@ -51,33 +51,26 @@ def columns(pairs: list[tuple[int, bytes]]) -> tuple[np.ndarray, pa.Array]:
     )
 
 
-class ScriptedStore:
-    """A store in memory that fails as told: `failures` puts fail before the next one works."""
+class ScriptedStore(FaultyStore):
+    """A store in memory that counts requests; each error in its lists fails one put or delete."""
+
+    url = "scripted://"
 
     def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
+        super().__init__()
         self.requests: Counter[str] = Counter()
         self.put_errors: list[BaseException] = []
         self.delete_errors: list[BaseException] = []
         self.torn = False
 
-    @property
-    def url(self) -> str:
-        return "scripted://"
-
     def put(self, path: str, data: Buffers) -> None:
         self.requests["put"] += 1
-        whole = isinstance(data, bytes | bytearray | memoryview)
-        content = bytes(data) if whole else b"".join(bytes(piece) for piece in data)
         if self.put_errors:
             if self.torn:
+                content = joined(data)
                 self.objects[path] = content[: len(content) // 2]
             raise self.put_errors.pop(0)
-        assert path not in self.objects
-        self.objects[path] = content
-
-    def put_if_absent(self, path: str, data: Buffers) -> None:
-        self.put(path, data)
+        super().put(path, data)
 
     def get(self, path: str) -> memoryview:
         self.requests["get"] += 1
@@ -87,26 +80,11 @@ class ScriptedStore:
         self.requests["get_range"] += 1
         return memoryview(self._content(path))[start : start + length]
 
-    def _content(self, path: str) -> bytes:
-        if path not in self.objects:
-            raise ObjectNotFoundError(f"no {path}", path=path)
-        return self.objects[path]
-
-    def head(self, path: str) -> ObjectInfo:
-        raise StoreError("head is not scripted")
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return iter(())
-
-    def list_folders(self, prefix: str = "") -> "list[str]":
-        return []
-
     def delete(self, paths: Iterable[str]) -> None:
         self.requests["delete"] += 1
         if self.delete_errors:
             raise self.delete_errors.pop(0)
-        for path in paths:
-            self.objects.pop(path, None)
+        super().delete(paths)
 
 
 class GatedStore(ScriptedStore):

@@ -4,11 +4,12 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 from statelog.errors import StoreError
-from statelog.store.api import Buffers, ObjectInfo, ObjectStore
-from statelog.testing.faulty_store import FaultKind, FaultPlan, OddError
+from statelog.store.api import Buffers, ObjectStore
+from statelog.testing.faulty_store import FaultKind, FaultPlan, OddError, joined
 
 
 class ChaosStore:
@@ -39,9 +40,8 @@ class ChaosStore:
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def heal(self) -> None:
         self.plan = FaultPlan(latency_ns=100_000)
@@ -53,29 +53,11 @@ class ChaosStore:
         if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
             self.inner.put(path, data)
         elif kind is FaultKind.TORN:
-            whole = data if isinstance(data, bytes) else b"".join(bytes(piece) for piece in data)
+            whole = joined(data)
             self.inner.put(path, whole[: len(whole) // 2])
         if kind in (FaultKind.HANG, FaultKind.SILENT):
             time.sleep(self._hang_s)
         self._answer(kind, path)
-
-    def put_if_absent(self, path: str, data: Buffers) -> None:
-        self.inner.put_if_absent(path, data)
-
-    def get(self, path: str) -> memoryview:
-        return self.inner.get(path)
-
-    def get_range(self, path: str, start: int, length: int) -> memoryview:
-        return self.inner.get_range(path, start, length)
-
-    def head(self, path: str) -> ObjectInfo:
-        return self.inner.head(path)
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return self.inner.list(prefix)
-
-    def list_folders(self, prefix: str = "") -> Sequence[str]:
-        return self.inner.list_folders(prefix)
 
     def delete(self, paths: Iterable[str]) -> None:
         names = list(paths)

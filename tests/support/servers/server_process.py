@@ -2,15 +2,17 @@
 
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +83,37 @@ def moto_server(environment: Mapping[str, str] | None = None) -> Iterator[S3Serv
 @contextmanager
 def running_server(command, environment: Mapping[str, str] | None = None) -> Iterator[S3Server]:
     port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with running_process(command(port), partial(answers, url), environment) as process:
+        yield S3Server(url, process.pid)
+
+
+@contextmanager
+def running_process(
+    command: Sequence[str],
+    is_up: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
+    end: signal.Signals = signal.SIGTERM,
+    **options: Any,
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a server from when it is up until the block ends."""
     process = subprocess.Popen(
-        command(port),
+        command,
         env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        **options,
     )
     try:
-        wait_until_up(process, port)
-        yield S3Server(f"http://127.0.0.1:{port}", process.pid)
+        until = time.monotonic() + START_S
+        while not is_up():
+            assert process.poll() is None, f"the server ended with status {process.returncode}"
+            assert time.monotonic() < until, f"the server did not come up within {START_S} s"
+            time.sleep(0.05)
+        yield process
     finally:
-        process.terminate()
+        process.send_signal(end)
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
@@ -106,15 +127,19 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def wait_until_up(process: subprocess.Popen[bytes], port: int) -> None:
-    until = time.monotonic() + START_S
-    while time.monotonic() < until:
-        assert process.poll() is None, f"the server ended with status {process.returncode}"
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).close()
-            return
-        except urllib.error.HTTPError:
-            return  # it answers
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"the server did not come up within {START_S} s")
+def answers(url: str) -> bool:
+    """Return whether a server answers a request, if with an error."""
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def listens(port: int) -> bool:
+    """Return whether a server on this machine takes connections."""
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -6,17 +6,16 @@ import pwd
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.support.servers.real_stores import bounded
-from tests.support.servers.server_process import START_S, free_port
+from tests.support.servers.server_process import free_port, listens, running_process
 
 
 def postgres_programs() -> tuple[str, str]:
@@ -57,17 +56,16 @@ def postgres_server() -> Iterator[str]:
         }
         command = [postgres, "-D", data]
         command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        with _running(command, port, user=user, folder=folder):
-            _wait_until_ready(Path(data) / "postmaster.pid")
+        status = Path(data) / "postmaster.pid"
+        # It listens before it takes connections, and ends at SIGINT without waiting for its clients.
+        with running_process(
+            [*bounded(), *command],
+            lambda: status.exists() and "ready" in status.read_text(),
+            end=signal.SIGINT,
+            user=user,
+            cwd=folder,
+        ):
             yield f"host=127.0.0.1 port={port} user=statelog dbname=postgres connect_timeout=10"
-
-
-def _wait_until_ready(status: Path) -> None:
-    """Wait until PostgreSQL takes connections: it listens before."""
-    until = time.monotonic() + START_S
-    while "ready" not in status.read_text():
-        assert time.monotonic() < until, f"PostgreSQL was not ready within {START_S} s"
-        time.sleep(0.05)
 
 
 def tansu() -> str:
@@ -90,7 +88,7 @@ def kafka_broker() -> Iterator[str]:
     command += ["--storage-engine", "memory://tansu/"]
     with (
         tempfile.TemporaryDirectory(prefix="statelog-tansu-") as folder,
-        _running(command, port, folder=folder),
+        running_process([*bounded(), *command], partial(listens, port), cwd=folder),
     ):
         yield f"127.0.0.1:{port}"
 
@@ -111,40 +109,3 @@ def _unprivileged() -> str | None:
         return None
     users = {entry.pw_name for entry in pwd.getpwall()}
     return "postgres" if "postgres" in users else "nobody"
-
-
-@contextmanager
-def _running(
-    command: Sequence[str], port: int, *, folder: str, user: str | None = None
-) -> Iterator[int]:
-    """Run a server until the block ends; give its process id."""
-    process = subprocess.Popen(
-        [*bounded(), *command],
-        cwd=folder,
-        user=user,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        _wait_until_it_listens(process, port)
-        yield process.pid
-    finally:
-        process.send_signal(signal.SIGINT)  # PostgreSQL ends without waiting for its clients
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            process.wait(30)
-
-
-def _wait_until_it_listens(process: "subprocess.Popen[bytes]", port: int) -> None:
-    until = time.monotonic() + START_S
-    while time.monotonic() < until:
-        assert process.poll() is None, f"the server ended with status {process.returncode}"
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError(f"the server did not come up within {START_S} s")
