@@ -288,7 +288,7 @@ class Driver:
             record = self._record(batch_id, acks)
             completed = self.coordinator.complete(batch_id, properties=record.to_properties())
         with _Clock(steps, "advance"):
-            self.planner.committed(snapshots, acks, now)
+            self.planner.committed(acks, now)
             self.planner.advance(completed)
             self._base = completed
         with _Clock(steps, "clean_up"):

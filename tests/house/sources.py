@@ -2,7 +2,9 @@
 
 import ast
 import functools
+import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -96,3 +98,15 @@ def pages() -> list[Path]:
     found = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
     found += sorted((ROOT / "docs").rglob("*.md"))
     return [path for path in found if GENERATED not in path.read_text(encoding="utf-8")]
+
+
+def write_figures(file: Path, now: dict[str, int], *, rises: bool) -> int:
+    """Write figures and print those that changed; return 1, and write none, if one rose that must not."""
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    changed = [name for name in now if now[name] != before.get(name)]
+    for name in changed:
+        sys.stdout.write(f"{name}: {before.get(name)} -> {now[name]}\n")
+    if not rises and any(now[name] > before.get(name, now[name]) for name in changed):
+        return 1
+    file.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+    return 0

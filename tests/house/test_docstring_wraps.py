@@ -45,19 +45,26 @@ def lines_of(text: str) -> list[str]:
     return [line.strip() for line in text.split("\n")[4:-2]]
 
 
-def test_a_long_line_is_wrapped_and_no_word_is_lost() -> None:
-    text = module(f"{LONG} it was committed.", "The end.")
-    result = formatted(text)
+CASES = {
+    "a long line is wrapped": (
+        [f"{LONG} it was committed.", "The end."],
+        [f"{LONG} it", "was committed.  The end."],
+    ),
+    "a line that ends early is joined with the next": (
+        ["A line that", "ends too early.", "", "The next paragraph."],
+        ["A line that ends too early.", "", "The next paragraph."],
+    ),
+    "a short last line and a full line stay": ([LONG, "it was."], [LONG, "it was."]),
+}
 
+
+@pytest.mark.parametrize(("lines", "expected"), CASES.values(), ids=CASES)
+def test_lines_are_filled_and_no_word_is_lost(lines: list[str], expected: list[str]) -> None:
+    text = module(*lines)
+    result = formatted(text)
     assert max(map(len, result.split("\n"))) <= LIMIT
     assert result.split() == text.split()
-    assert len(lines_of(result)) == 2
-
-
-def test_a_line_that_ends_early_is_joined_with_the_next() -> None:
-    text = module("A line that", "ends too early.", "", "The next paragraph.")
-
-    assert lines_of(formatted(text)) == ["A line that ends too early.", "", "The next paragraph."]
+    assert lines_of(result) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,24 +73,16 @@ def test_a_line_that_ends_early_is_joined_with_the_next() -> None:
 def test_the_lines_of_an_entry_hang_below_its_text(entry: str, indent: int) -> None:
     text = module(f"{entry}{LONG} it was committed.", f"{entry}The second.")
     result = formatted(text).split("\n")
-
     assert result[5].startswith(" " * indent) and result[5][indent].isalpha()
     assert result[6] == f"    {entry}The second."
 
 
 def test_an_argument_hangs_in_its_section() -> None:
     text = module("Args:", f"    name: {LONG} it was committed.", "    other: The other.")
-
     result = formatted(text).split("\n")
     assert result[4] == "    Args:"
     assert result[6].startswith(" " * 12) and not result[6].startswith(" " * 13)
     assert result[7] == "        other: The other."
-
-
-def test_a_short_last_line_and_a_full_line_stay() -> None:
-    text = module(LONG, "it was.")
-
-    assert formatted(text) == text
 
 
 def test_drawings_code_and_tables_stay() -> None:

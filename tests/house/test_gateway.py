@@ -1,11 +1,10 @@
 """Only `spark/jvm` and one extension ask Spark's JVM, and only one module asks for a version."""
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
-STATELOG = ROOT / "src" / "statelog"
-SPARK = STATELOG / "spark"
+from tests.house.sources import ROOT, SRC, text_of
+
+STATELOG = SRC / "statelog"
 EXTENSION = "extensions/columns/aggregation/pre_aggregation.py"
 GATEWAY = re.compile(
     r"\bjvm_of\(|^from py4j|^import py4j|\._j[a-zA-Z]+\b|[\"']_j[a-z]+[\"']|\._gateway\b", re.M
@@ -21,9 +20,9 @@ VERSION = re.compile(r"pyspark\.__version__|\bSPARK\b\s*(?:[<>=!]|\[)|\.version\
 
 def modules(pattern: re.Pattern[str]) -> set[str]:
     """Return the modules of statelog.spark, and the extensions, in which *pattern* occurs."""
-    paths = [*SPARK.rglob("*.py"), *(STATELOG / "extensions").rglob("*.py")]
+    paths = [path for name in ("spark", "extensions") for path in (STATELOG / name).rglob("*.py")]
     names = {
-        path.relative_to(STATELOG).as_posix() for path in paths if pattern.search(path.read_text())
+        path.relative_to(STATELOG).as_posix() for path in paths if pattern.search(text_of(path))
     }
     return {name.removeprefix("spark/") for name in names}
 

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.house.sources import SRC, modules, text_of, tree_of
+from tests.house.sources import SRC, modules, text_of, tree_of, write_figures
 
 FIGURES = Path(__file__).with_name("volume.json")
 COMMAND = "python -m tests.house.test_volume"
@@ -53,16 +53,9 @@ NO_FEATURE = re.compile(
 )
 """Lines with such a word for something of Python or Spark: its broadcasts, its processes."""
 
-NO_CODE = frozenset(
-    {
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
-    }
-)
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+}  # fmt: skip
 
 
 def code_lines(text: str) -> int:
@@ -169,13 +162,8 @@ def measure() -> dict[str, int]:
     return figures
 
 
-def stored() -> dict[str, int]:
-    figures: dict[str, int] = json.loads(FIGURES.read_text(encoding="utf-8"))
-    return figures
-
-
 def test_the_volume_does_not_grow() -> None:
-    before = stored()
+    before = json.loads(FIGURES.read_text(encoding="utf-8"))
     now = measure()
     assert before.keys() == now.keys(), f"write the figures: {COMMAND}"
     grown = {
@@ -237,16 +225,5 @@ def test_a_line_names_a_feature_once_or_not_at_all() -> None:
     assert [] == [line for line in others if names_a_feature(line)]
 
 
-def main() -> int:
-    """Write the figures, and print those that changed."""
-    before = stored() if FIGURES.exists() else {}
-    now = measure()
-    for name, figure in now.items():
-        if figure != before.get(name):
-            print(f"{name}: {before.get(name)} -> {figure}")
-    FIGURES.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_figures(FIGURES, measure(), rises=True))
