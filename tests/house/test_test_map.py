@@ -13,7 +13,6 @@ EXCEPTIONS = {
     "changelog/test_public_nouns.py": "changelog/__init__.py, without a storage",
     "extensions/operations/test_histories.py": "fork.py, copy_location.py and rewind.py: timelines",
     "extensions/operations/test_killed_commands.py": "all commands that change a location",
-    "extensions/operations/test_lost_answers.py": "all commands that change a location",
 }
 """Units of several modules, below `tests/unit`, and what they cover."""
 

@@ -58,13 +58,6 @@ def test_dead_letters_are_listed_and_replayed(call, job: RecordedJob) -> None:
     assert "ArithmeticError: cannot do 4" in said
 
 
-def test_an_operator_is_named(call, job: RecordedJob) -> None:
-    said = call("dead-letters", job.location, "--operator", "totals")
-    assert said.strip().endswith("2 dead letters")
-    said = call("dead-letters", job.location, "--operator", "other", status=2)
-    assert "does not have an operator 'other'; name one of totals" in said
-
-
 def test_the_rows_are_written_once(call, job: RecordedJob, tmp_path: Path) -> None:
     file = tmp_path / "failed.parquet"
     command = ["dead-letters", job.location, "--to", str(file)]

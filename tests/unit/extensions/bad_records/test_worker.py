@@ -15,7 +15,6 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.support.jobs.poisoned_keys import (
-    KEYS,
     LETTERS,
     POISON,
     SKIP,
@@ -25,7 +24,6 @@ from tests.support.jobs.poisoned_keys import (
     fresh,
     histories,
     letters_of,
-    output_of,
     state_of,
 )
 from tests.support.jobs.recorded_job import RecordedJob, steps_recorded_by
@@ -47,7 +45,6 @@ from statelog.extensions.testing.replay import replay
 from statelog.format.sealed_file import unseal
 from statelog.spark.query.record import Record
 from statelog.spark.query.settings import QuerySettings
-from statelog.spark.worker.protocol import NEVER_MS
 
 pytestmark = pytest.mark.job
 
@@ -96,32 +93,6 @@ def test_a_dead_letter_fails_again_as_it_failed(
         for step in replay(job.location, key, processor=kind()):
             assert () == step.differences, step.recorded.failure
             assert (step.error is None) == (step.recorded.failure is None)
-
-
-def test_each_timer_of_a_key_fails_for_itself_and_fires_once(tmp_path: Path) -> None:
-    """The state of the first does not fit, and the second raises."""
-    job = poisoned(tmp_path)
-    job.run([("k1", "timer", 1), ("k1", "timer", 3)], 1320)
-    (ack,) = job.run([], 1700)
-    assert NEVER_MS == ack.changes.next_due_ms
-    assert [1420, 1620] == sorted(time for letter in letters_of(job) for time in letter["timers"])
-    with sl.open(job.location) as state:
-        assert 0 == state.table("$timers").num_rows
-
-
-def test_rows_of_other_calls_are_output_if_some_do_not_fit(tmp_path: Path) -> None:
-    job = poisoned(tmp_path)
-    rows = [(key, op, 1) for key in KEYS for op in ("add", "yield")]
-    output = output_of(job, job.run([*rows, ("k2", "misrow", 1)]))
-    assert 5 == len(output)
-    assert not any("'k2'" in row for row in output)
-    (letter,) = letters_of(job)
-    facts = (letter["key"], letter["method"], letter["row_count"])
-    assert ('["k2"]', "handleInputRows", 3) == facts
-    assert letter["error"].startswith("pyarrow.")
-    assert '[{"k":"k2","op":"add","n":1},{"k":"k2","op":"yield","n":1},' in letter["rows"]
-    with sl.open(str(tmp_path)) as state:
-        assert [1, 1, 1] == state.dead_letter_rows().column("n").to_pylist()
 
 
 def test_a_timer_that_failed_is_registered_again_by_an_edit(tmp_path: Path) -> None:
@@ -361,17 +332,6 @@ def test_dead_letters_stay_in_order_where_some_are_large(tmp_path: Path) -> None
     ranges = [(oldest, newest) for oldest, newest, _ in files_of(job)]
     assert [(1, 3), (4, 4), (5, 5), (6, 8), (9, 9), (10, 12)] == ranges
     assert [*range(12)] == failures_stored_in(job)
-
-
-def test_a_full_file_is_followed_by_a_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statelog.extensions.bad_records.driver.TAIL_BYTES", 40_000)
-    job = poisoned(tmp_path)
-    for number in range(10):
-        failing(job, number)
-    files = files_of(job)
-    assert 10 == sum(count for _, _, count in files)
-    assert 1 < len(files) < 10
-    assert [*range(10)] == failures_stored_in(job)
 
 
 def test_broadcast_versions_are_retained_for_all_dead_letters_of_a_file() -> None:

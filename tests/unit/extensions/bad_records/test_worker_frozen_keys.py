@@ -195,13 +195,6 @@ def test_single_keys_are_unfrozen(job: RecordedJob, tmp_path: Path) -> None:
         sl.unfreeze(job.location, [("k1", 2)])
 
 
-def test_a_location_without_marks_is_refused(tmp_path: Path) -> None:
-    job = journal(tmp_path, errors=None)
-    job.run([("k1", 1)])
-    with pytest.raises(UsageError, match="no query with onError='freeze' has run there"):
-        sl.unfreeze(job.location)
-
-
 def test_a_kill_before_the_commit_freezes_nothing(job: RecordedJob, tmp_path: Path) -> None:
     job.run(BATCHES[0])
     job.run_killed(BATCHES[1])

@@ -190,19 +190,6 @@ def test_a_repeated_call_gets_the_rows_as_they_were(tmp_path: Path, errors: Any)
     assert 149 == sum("'n': 101}" in row for row in output)
 
 
-def test_files_of_dropped_output_are_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_parts, "_HELD_BYTES", 1_000)
-    monkeypatch.setattr(output_parts, "_FIRST_ROWS", 10)
-    job = counting_job(tmp_path, inline_bytes=0)
-    (ack,) = job.run([(key, -1 if key == MANY[-1] else 1) for key in MANY])
-    assert isinstance(ack.output.staged, tuple)
-    named = {handle.path for handle in ack.output.staged}
-    assert named == {info.path for info in job.store.list("output")}
-    assert 149 == len(output_of(job, [ack]))
-
-
 # ------------------------------------------------------------------------------------ collectors
 
 

@@ -5,7 +5,6 @@ A micro-batch that a restart repeats sees the version that it saw before; a repl
 """
 
 import datetime as dt
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,6 @@ from statelog.errors import (
     ProcessorError,
     UsageError,
 )
-from statelog.extensions.broadcasts.driver import BroadcastVersions
-from statelog.extensions.broadcasts.stored import stored_version
 from statelog.extensions.broadcasts.tables import Broadcast, BroadcastTable, version_of
 from statelog.extensions.testing.replay import recorded_steps, replay
 from statelog.spark.query.record import Record
@@ -265,26 +262,3 @@ def test_a_tester_has_broadcast_tables() -> None:
     tester.setBroadcast("rules", [], RULES)
     with pytest.raises(ProcessorError, match="KeyError"):
         tester.test("a", [Row(op="add", n=2)])
-
-
-def test_versions_are_chosen_once_for_each_micro_batch(tmp_path: Path) -> None:
-    numbers = itertools.count()
-    rules = Broadcast(lambda: [Row(n=next(numbers))])
-    store = RatedJob(str(tmp_path)).job.store
-    versions = BroadcastVersions(QuerySettings(broadcast={"rules": rules}), store)
-    (first,) = versions.choose(0, None, None, 5)
-    (second,) = versions.choose(1, None, None, 6)
-    assert stored_version(first) != stored_version(second)
-    assert (5, 6) == (first.newest, second.newest)
-
-
-def test_a_copy_has_the_versions_and_a_fork_reads_the_source(tmp_path: Path) -> None:
-    run = RatedJob(str(tmp_path / "state"), 3)
-    run.run(ROWS)
-    sl.copy(run.location, tmp_path / "copy")
-    with sl.open(tmp_path / "copy") as state:
-        assert [3, 3] == state.broadcast("rules")["factor"].to_pylist()
-    sl.fork(run.location, tmp_path / "fork", state_only=True)
-    with sl.open(tmp_path / "fork") as state:
-        assert () == state.broadcasts()
-    assert {5} == RatedJob(str(tmp_path / "fork"), 5).run(ROWS)

@@ -10,12 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.support.locations.checkpoints import put_named_tag
-from tests.support.locations.edited_history import (
-    forget_in_model,
-    location_of,
-    restarted,
-    states,
-)
+from tests.support.locations.edited_history import forget_in_model, location_of, restarted, states
 from tests.support.locations.forked_query import sweep
 from tests.support.locations.histories import History, key_of
 

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from tests.support.locations.forked_query import (
@@ -70,13 +69,6 @@ def test_a_fork_without_objects_of_its_parent_releases_it(query: Query) -> None:
     assert query.tags() == []
     assert sweep(store).released == ()
     assert values(store) == [b"5"]
-
-
-def test_the_location_of_the_parent_is_opened_once(query: Query) -> None:
-    open_files = savepoints.open_query_files
-    with mock.patch.object(savepoints, "open_query_files", wraps=open_files) as opened:
-        forked(query, checkpoint=4)
-    assert [str(query.folder)] == [call.args[0] for call in opened.call_args_list]
 
 
 def test_the_new_query_begins_where_the_micro_batch_ended(query: Query) -> None:
@@ -191,15 +183,6 @@ def test_a_tag_is_forked_without_the_files_of_the_query(query: Query) -> None:
     assert values(location(query)) == [b"0", b"1", b"2", b"3"]  # the fork has a tag of its own
 
 
-def test_a_fork_of_a_fork_reads_through_both(query: Query) -> None:
-    root, first = query.root, forked(query)
-    statelog.fork(first.location, root / "second", new_checkpoint_location=root / "second-query")
-    run_on(query)
-    sweep(location(query, "state"))
-    sweep(location(query))
-    assert values(location(query, "second")) == [b"0", b"1", b"2", b"3", b"4"]
-
-
 def test_a_forged_reference_leads_nowhere(query: Query, tmp_path: Path) -> None:
     fork = forked(query)
     secret = tmp_path / "secret"
@@ -277,21 +260,6 @@ def test_a_secret_in_the_url_is_not_stored(query: Query, monkeypatch: pytest.Mon
     monkeypatch.setattr(LocationStore, "url", property(lambda store: "sftp://***@host/totals"))
     with pytest.raises(UsageError, match="contains a secret"):
         forked(query, checkpoint_location=query.folder)
-
-
-def test_the_same_tag_is_put_twice_and_is_one(query: Query) -> None:
-    state = query.root / "state"
-    tag = statelog.tag(state, "v1", checkpoint=4, comment="release 7")
-    assert statelog.tag(state, "v1", checkpoint=4, comment="release 7") == tag
-    for checkpoint, comment in ((4, "release 8"), (5, "release 7")):
-        with pytest.raises(UsageError, match="already"):
-            statelog.tag(state, "v1", checkpoint=checkpoint, comment=comment)
-    # A tag whose checkpoint was deleted before it counted is deleted.
-    path = PATHS.tag("tag", "late", 77, 0, "0" * 16)
-    query.state.put(path, bytes(query.state.get(tag.path)))
-    with pytest.raises(CheckpointError, match="checkpoint 77 does not exist"):
-        statelog.tag(state, "late", checkpoint=77, comment="release 7")
-    assert statelog.tags(state) == [tag]
 
 
 @pytest.mark.parametrize("verb", ["tag", "fork"])

@@ -1,9 +1,6 @@
 """Identity and timelines of locations: what begins them, and which history has which checkpoint."""
 
-import random
 import shutil
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,19 +8,16 @@ from tests.support.locations.batch_records import one_operator
 from tests.support.locations.checkpoints import (
     coordinator,
     log_inline,
-    put_named_tag,
     run_checkpoint,
     started,
 )
 from tests.support.locations.sequence_entries import entries
 
 import statelog
-from statelog.checkpoint import CheckpointCoordinator, list_checkpoints
+from statelog.checkpoint import CheckpointCoordinator
 from statelog.checkpoint.history import Entries
-from statelog.checkpoint.listing import CheckpointSummary
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.model import (
-    CheckpointPosition,
     CompletedCheckpoint,
     KeyGroupRange,
     TaskStateSnapshot,
@@ -145,127 +139,3 @@ def test_a_restored_folder_is_recognized_by_the_attempt(folder: Path) -> None:
     assert lost.checkpoint_id == again.checkpoint_id
     assert lost.timeline == again.timeline
     assert not again.continues(lost.position)
-
-
-# --- random courses -------------------------------------------------------------------------------
-
-
-@dataclass
-class Course:
-    """
-    Locations that commit, go back, are tagged, forked, copied and made again, and a model of what happened.
-
-    The model has for each attempt the attempt that it continues.
-    """
-
-    root: Path
-    rng: random.Random
-    parents: dict[str, str | None] = field(default_factory=dict)
-    positions: set[CheckpointPosition] = field(default_factory=set)
-    places: list[Path] = field(default_factory=list)
-    drivers: dict[Path, CheckpointCoordinator] = field(default_factory=dict)
-    seen: Counter[str] = field(default_factory=Counter)
-
-    def run(self, steps: int) -> None:
-        self.make()
-        for _ in range(steps):
-            name = self.rng.choice(
-                ["commit"] * 4 + ["restart", "rewind", "rewind", "tag"] + self.rare
-            )
-            getattr(self, name)(self.rng.choice(self.places))
-            self.seen[name] += 1
-        self.check()
-
-    @property
-    def rare(self) -> list[str]:
-        return ["fork", "copy", "make_again"] if len(self.places) < 5 else ["make_again"]
-
-    def new_place(self) -> Path:
-        self.places.append(self.root / f"location-{len(self.places)}")
-        return self.places[-1]
-
-    def make(self) -> None:
-        self.make_again(self.new_place())
-
-    def make_again(self, place: Path) -> None:
-        if any((other / "parents").is_dir() for other in self.places):
-            return  # a fork needs it
-        shutil.rmtree(place, ignore_errors=True)
-        self.restart(place)
-
-    def note(self, checkpoint: CompletedCheckpoint, parent: str | None) -> None:
-        assert checkpoint.attempt not in self.parents
-        self.parents[checkpoint.attempt] = parent
-        self.positions.add(checkpoint.position)
-
-    def commit(self, place: Path) -> None:
-        driver = self.drivers.get(place)
-        if driver is None:
-            self.restart(place)
-            return
-        base = driver.latest
-        self.note(commit(driver), None if base is None else base.attempt)
-        if self.rng.random() < 0.5:
-            driver.clean_up()
-
-    def restart(self, place: Path) -> None:
-        self.drivers[place] = started(open_location(str(place)), retained=3)
-        self.commit(place)
-
-    def rewind(self, place: Path) -> None:
-        begins = self.rng.random() < 0.3
-        older = self.retained(place).checkpoint_id
-        driver = rewound(open_location(str(place)), older, retained=3, begins_timeline=begins)
-        self.drivers[place] = driver
-        self.commit(place)
-
-    def retained(self, place: Path) -> CheckpointSummary:
-        """Return one of the retained checkpoints."""
-        checkpoints = list_checkpoints(open_location(str(place)))
-        return self.rng.choice([checkpoint for checkpoint in checkpoints if checkpoint.is_retained])
-
-    def tag(self, place: Path) -> None:
-        newest_id = newest_of(place).checkpoint_id
-        put_named_tag(open_location(str(place)), f"tag-{self.seen['tag']}", newest_id)
-
-    def fork(self, place: Path) -> None:
-        base = self.retained(place)
-        new = self.new_place()
-        statelog.fork(place, new, checkpoint=base.checkpoint_id, state_only=True)
-        assert base.position is not None
-        self.note(newest_of(new), base.position.attempt)
-
-    def copy(self, place: Path) -> None:
-        statelog.copy(place, self.new_place())
-
-    def line(self, attempt: str | None) -> set[str]:
-        line = set()
-        while attempt is not None:
-            line.add(attempt)
-            attempt = self.parents[attempt]
-        return line
-
-    def check(self) -> None:
-        """What the newest checkpoint of each location says of any other one is what happened."""
-        for place in self.places:
-            newest = newest_of(place)
-            line = self.line(newest.attempt)
-            for position in self.positions:
-                is_part = position.attempt in line
-                assert is_part is newest.continues(position), f"{place.name}: {position}"
-                self.seen[f"continues: {is_part}"] += 1
-            for summary in list_checkpoints(open_location(str(place))):
-                assert summary.position is not None
-                assert summary.is_given_up is (summary.position.attempt not in line)
-                self.seen[f"given up: {summary.is_given_up}"] += 1
-
-
-@pytest.mark.parametrize("block", range(5))
-def test_the_newest_checkpoint_knows_its_history(block: int, tmp_path: Path) -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(block * 6, block * 6 + 6):
-        course = Course(tmp_path / str(seed), random.Random(seed))
-        course.run(25)
-        seen += course.seen
-    steps = {"fork", "copy", "make_again", "rewind", "tag"}
-    assert {*steps, "given up: True", "continues: True", "continues: False"} <= seen.keys()

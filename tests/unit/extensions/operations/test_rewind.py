@@ -1,7 +1,5 @@
 """Rewinds of a query's files and state, without Spark: what is refused, and every step repeated."""
 
-import dataclasses
-import datetime as dt
 import json
 from functools import partial
 from pathlib import Path
@@ -9,23 +7,16 @@ from typing import Any
 
 import pytest
 from tests.support.forgeries.foreign_places import forge_checkpoints, with_properties
-from tests.support.locations.checkpoints import (
-    ManualClock,
-    put_named_tag,
-    run_checkpoint,
-    started,
-)
+from tests.support.locations.checkpoints import ManualClock, put_named_tag, run_checkpoint, started
 from tests.support.locations.forked_query import sweep
 from tests.support.locations.rewound_query import ALL, Query
 from tests.support.locations.stored_job import StoredJob
 
-import statelog
 from statelog.checkpoint.history import Entries
 from statelog.checkpoint.listing import list_checkpoints
 from statelog.checkpoint.query_files import StoredQuery
 from statelog.errors import CheckpointError, CorruptionError, FencedError, UsageError
 from statelog.extensions.operations.rewind import (
-    RewindReport,
     apply_rewind,
     plan_rewind,
     rewind_points,
@@ -174,27 +165,6 @@ def test_the_command_shows_first_and_acts_when_told(call, query: Query, tmp_path
     call("rewind", str(tmp_path / "nope"), "--batch-id", "1", status=2)
     said = call("rewind", str(query.folder), "--batch-id", "1", status=2)  # no state next to it
     assert "Pass the query's stateLocation as state_location (--state-location)" in said
-
-
-def test_a_query_is_rewound_from_python(query: Query, tmp_path: Path) -> None:
-    before = query.everything()
-
-    def call(**options: Any) -> RewindReport:
-        return statelog.rewind(query.folder, 2, state_location=tmp_path / "state", **options)
-
-    planned = call()
-    assert (None, True) == (planned.continues_from, planned.changes_state)
-    assert "commits/4" in planned.files
-    with pytest.raises(CheckpointError, match="query may be running") as rejected:
-        call(apply=True)
-    assert "active" == rejected.value.reason
-    assert before == query.everything()
-    applied = call(apply=True, min_idle=dt.timedelta(0))
-    assert dataclasses.replace(planned, continues_from=7) == applied
-    again = call(apply=True, min_idle=dt.timedelta(0))
-    assert (7, (), False) == (again.continues_from, again.files, again.changes_state)
-    with pytest.raises(UsageError, match="batch_id"):
-        statelog.rewind(query.folder, -1, state_location=tmp_path / "state")
 
 
 def test_the_number_of_a_batch_never_takes_a_checkpoint_that_was_given_up(tmp_path: Path) -> None:

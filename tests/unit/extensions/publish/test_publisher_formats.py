@@ -1,10 +1,6 @@
 """Published tables: what is special of Iceberg and of Delta, and what other writers do to them."""
 
-import json
 import random
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +14,7 @@ from tests.support.locations.published_tables import (
     TABLE,
     DeltaPublished,
     IcebergPublished,
-    Published,
     checkpoints,
-    pins,
 )
 
 from statelog.checkpoint.retained import TagKind, delete_tag
@@ -154,42 +148,3 @@ def test_calls_without_one_table_fail(tmp_path: Path, capsys: pytest.CaptureFixt
     call = ["publish", published.location, *published.arguments]
     assert 2 == run([*call, "--catalog-option", "type=sql"])
     assert "apply to an Iceberg table" in capsys.readouterr().err
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_that_follow_and_are_killed_publish_each_checkpoint_once(
-    kind: str, tmp_path: Path
-) -> None:
-    published: Published = KINDS[kind]("processes", tmp_path, retained=3)
-    published.history.run(1)
-    call = [sys.executable, "-m", "statelog", "publish", published.location, "--retain=6"]
-    call += [*published.arguments, "--follow", "--interval=0.01", "--json"]
-    rng = random.Random("two processes")
-    output = (tmp_path / "output").open("a+")
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for number in range(40):
-            processes = [process for process in processes if process.poll() is None]
-            while len(processes) < 2:
-                processes.append(subprocess.Popen(call, stdout=output, stderr=output))
-            published.history.run(1)
-            until = time.monotonic() + 60
-            while not checkpoints(published):
-                assert time.monotonic() < until, (tmp_path / "output").read_text()
-                time.sleep(0.05)
-            time.sleep(rng.random() / 2)
-            if number % 8 == 7:
-                rng.choice(processes).kill()
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        output.close()
-    published.publish(retain=6)
-    lines = (tmp_path / "output").read_text().splitlines()
-    reports = [json.loads(line) for line in lines if line.startswith("{")]
-    ids = [checkpoint_id for report in reports for checkpoint_id in report["published"]]
-    assert len(ids) == len(set(ids)) > 10
-    assert pins(published) == {max(checkpoints(published))}
-    published.check()

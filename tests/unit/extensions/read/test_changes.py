@@ -13,7 +13,14 @@ from tests.support.locations.histories import History
 from statelog.errors import CapacityError
 from statelog.extensions.read import joining
 from statelog.extensions.read.changes import Differences
-from statelog.extensions.read.joining import comparable, equal_rows, matching_rows
+from statelog.extensions.read.joining import (
+    comparable,
+    equal_rows,
+    hash_order,
+    matching_rows,
+    numbered,
+    stable_order,
+)
 from statelog.extensions.read.location_state import LocationState
 from statelog.format import arrow_limits
 from statelog.state.reader import StateReader
@@ -213,3 +220,19 @@ def test_state_and_differences_are_the_same_with_small_arrays(
             assert "the state of one key group, column" in str(error)
             refused += 1
     assert refused < 3
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_orders_are_those_of_a_stable_sort(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    length = int(rng.integers(0, 300))
+    most = int(rng.choice([1, 5, 1000, 2**62]))
+    numbers = rng.integers(0, most, length)
+    assert np.argsort(numbers, kind="stable").tolist() == stable_order(numbers).tolist()
+    distinct, index = numbered(numbers)
+    expected = np.unique(numbers, return_inverse=True)
+    assert [order.tolist() for order in expected] == [distinct.tolist(), index.tolist()]
+    # Few upper bits, so that many hashes differ only where the position is packed.
+    hashes = rng.integers(0, 2, length).astype(np.uint64) << np.uint64(63)
+    hashes |= rng.integers(0, 4, length).astype(np.uint64)
+    assert np.argsort(hashes, kind="stable").tolist() == hash_order(hashes).tolist()

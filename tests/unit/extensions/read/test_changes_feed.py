@@ -233,22 +233,6 @@ def test_a_feed_of_one_variable_and_of_some_key_groups() -> None:
     assert rows == whole.num_rows
 
 
-def test_without_a_beginning_a_feed_is_the_whole_state() -> None:
-    history = History("whole", FaultyStore())
-    history.run(5)
-    location = LocationState(history.store)
-    last = location.reader()
-    rows = pa.Table.from_batches(location.feed()).to_pylist()
-    state: Cells = {}
-    for row in rows:
-        assert (row["change"], row["checkpoint_id"]) == ("insert", history.checkpoint_id)
-        assert not any(cells_in(row, "before").values())
-        state[key_in(row)] = cells_in(row, "after")
-    now_ms = history.last_ms
-    assert shown(state, now_ms) == shown(state_of(last, history, history.checkpoint_id), now_ms)
-    assert len(rows) == len(state) > 5
-
-
 def test_a_checkpoint_whose_snapshot_took_the_place_of_its_log_is_found() -> None:
     history = History("hidden", FaultyStore(), retained=9)
     history.run(9)

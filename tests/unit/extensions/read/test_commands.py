@@ -1,4 +1,4 @@
-"""`statelog read`, `get`, `get --history` and `diff` on a location with a known model."""
+"""`statelog read`, `get`, `get --history`, `diff` and `sql` on a location with a known model."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.support.locations.checkpoints import small_checkpoint, started
 from tests.support.locations.edited_history import location_of
@@ -23,8 +24,10 @@ from tests.support.locations.histories import (
 )
 
 import statelog as sl
+from statelog import extras
 from statelog.cli.rows import show_rows
-from statelog.errors import CheckpointError
+from statelog.errors import CheckpointError, StoreError
+from statelog.extensions.read import parquet_files
 from statelog.store import open_store
 
 
@@ -54,8 +57,11 @@ def whole_keys(history: History) -> list[int]:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """Return a location with all variables, whose name has spaces and letters beyond ASCII."""
     folder = tmp_path_factory.mktemp("state")
-    history = first_history("cli", lambda seed: local(folder / str(seed)), whole_keys)
+    history = first_history(
+        "cli", lambda seed: local(folder / str(seed) / "jöb 100% ☃"), whole_keys
+    )
     return Stored(location_of(history), history, whole_keys(history)[0])
 
 
@@ -84,14 +90,6 @@ def test_text_cannot_control_the_terminal(capsys):
     assert r"\x1b[2Jé\n" in text
     assert '["\\u001b"]' in text
     assert " ff " in text
-
-
-def test_one_key_is_read(call, stored):
-    for name in ("total", "counts"):
-        printed = pa.Table.from_pylist(call.lines("get", stored.location, name, *stored.key))
-        values = [value for _, value, _ in rows_of(printed)[stored.number]]
-        assert [value for _, value, _ in stored.rows(name)[stored.number]] == values
-    assert key_of(stored.number)[1] in call("get", stored.location, "total", *stored.key)
 
 
 def test_all_variables_of_a_key_are_read(call, stored):
@@ -169,34 +167,24 @@ def test_the_history_of_a_key_is_printed(call, stored):
     assert "retains 3 checkpoints" in text
 
 
-def test_the_difference_of_several_variables_is_a_table_for_each(call, stored):
+def test_the_difference_of_two_checkpoints_is_a_table_for_each_variable(call, stored):
     older, newer = (str(number) for number in list(stored.history.expected)[-2:])
-    text = call("diff", stored.location, older, newer)
+    rows = call.lines("diff", stored.location, older, newer, "--variable", "$timers")
     with sl.open(stored.location) as state:
-        names = [variable.name for variable in state.variables(newer)]
-        changed = [name for name in names if state.changes(older, newer, name).num_rows]
-    assert len(changed) > 1
+        changes = state.changes(older, newer, "$timers").select(["key.k", "change"]).to_pylist()
+        changed = [
+            name
+            for name in live_names(stored.history.model)
+            if state.changes(older, newer, name).num_rows
+        ]
+    assert changes, "a history in which something changes"
+    assert changes == [{"key.k": row["key.k"], "change": row["change"]} for row in rows]
+    text = call("diff", stored.location, older, newer)
     lines_of_text = text.splitlines()
     for name in changed:
         heading = lines_of_text[lines_of_text.index(name) + 2]
         columns = [column for column in heading.split() if not column.startswith("key.")]
         assert ["change", "key_group", f"before.{name}", f"after.{name}"] == columns
-
-
-def test_the_difference_of_two_checkpoints_is_printed(call, stored):
-    older, newer = (str(number) for number in list(stored.history.expected)[-2:])
-    rows = call.lines("diff", stored.location, older, newer, "--variable", "$timers")
-    olds = stored.history.expected[int(older)].rows("$timers", None)
-    news = stored.history.expected[int(newer)].rows("$timers", None)
-    kinds = {
-        key: "insert" if key not in olds else "delete" if key not in news else "update"
-        for key in {**olds, **news}
-        if olds.get(key) != news.get(key)
-    }
-    assert kinds, "a history in which something changes"
-    assert kinds == {row["key.k"]: row["change"] for row in rows}
-    text = call("diff", stored.location, older, newer)
-    assert "change" in text
     retained = "the location retains 3 checkpoints (setting retainedCheckpoints)"
     assert retained in text
     assert call("diff", stored.location, newer, newer) == f"no difference; {retained}\n"
@@ -219,3 +207,132 @@ def test_wrong_calls_say_what_is_right(call, stored, tmp_path: Path):
     other = tmp_path / "other"
     small_checkpoint(started(open_store(str(other))), 1)
     assert "not created by a streaming query" in call("read", str(other), status=1)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_all_variables_become_one_file_each(call, stored, tmp_path):
+    out = tmp_path / "öut put"
+    files = call.lines("read", stored.location, "--to", str(out))
+    names = live_names(stored.history.model)
+    assert set(names) == {item["variable"] for item in files}
+    for file in files:
+        table = pq.read_table(file["path"])
+        assert stored.rows(file["variable"]) == rows_of(table)
+        assert table.num_rows == file["rows"]
+        assert stored.history.checkpoint_id == file["checkpoint_id"]
+        assert Path(file["path"]).stat().st_size == file["size_bytes"]
+        facts = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+        assert facts["statelog.variable"] == file["variable"]
+        assert facts["statelog.checkpoint"] == str(stored.history.checkpoint_id)
+    assert {f"{name}.parquet" for name in names} == {path.name for path in out.iterdir()}
+
+
+def test_one_variable_of_an_older_checkpoint_becomes_one_file(call, stored, tmp_path):
+    older = stored.history.checkpoint_id - 1
+    out = tmp_path / "timers.parquet"
+    command = ["read", stored.location, "--to", str(out), "$timers"]
+    text = call(*command, "--checkpoint", str(older))
+    assert f" of $timers as of checkpoint {older}" in text
+    assert stored.history.expected[older].rows("$timers", None) == rows_of(pq.read_table(out))
+
+
+def test_a_file_that_exists_or_appears_during_the_export_is_kept(
+    call, stored, tmp_path, monkeypatch
+):
+    out = tmp_path / "timers.parquet"
+    out.write_text("mine")
+    command = ["read", stored.location, "--to", str(out), "$timers"]
+    assert "exists; --overwrite replaces it" in call(*command, status=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet_files, "_check_absent", lambda files, facts, overwrite: None)
+        assert "exists" in call(*command, status=2)
+    assert out.read_text() == "mine"
+    assert [out] == list(tmp_path.iterdir())
+    call(*command, "--overwrite")
+    assert pq.read_table(out).num_rows
+    assert [out] == list(tmp_path.iterdir())
+
+
+def test_a_failed_export_leaves_nothing(call, stored, tmp_path, monkeypatch):
+    def failing(self, *arguments, **more):
+        raise StoreError("the store failed")
+        yield
+
+    monkeypatch.setattr(parquet_files.StateReader, "rows", failing)
+    out = tmp_path / "x"
+    assert "the store failed" in call("read", stored.location, "--to", str(out), status=1)
+    assert list(out.iterdir()) == []
+    monkeypatch.undo()
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "x"
+    assert "cannot write" in call("read", stored.location, "--to", str(below), status=1)
+    assert ["file", "x"] == sorted(path.name for path in tmp_path.iterdir())
+
+
+def test_wrong_exports_say_what_is_right(call, stored, tmp_path):
+    location = stored.location
+    out = ("--to", str(tmp_path / "all.parquet"))
+    assert "pass a folder" in call("read", location, *out, status=2)
+    assert "its variables are 'total'" in call("read", location, *out, "nope", status=2)
+    (tmp_path / "file").write_text("")
+    assert "is not a folder" in call("read", location, "--to", str(tmp_path / "file"), status=2)
+    assert "does not exist" in call("read", location, *out, "--checkpoint", "99", status=1)
+    assert "is not a state location" in call("read", str(tmp_path), *out, status=2)
+    started(open_store(str(tmp_path / "new")))
+    assert "does not contain a checkpoint" in call("read", str(tmp_path / "new"), *out, status=1)
+
+
+# --- sql ------------------------------------------------------------------------------------------
+
+
+def test_sql_is_answered(call, stored):
+    totals = stored.rows("total")
+    answer = call.lines("sql", stored.location, "select count(*) as n from total")
+    assert answer == [{"n": len(totals)}]
+    number = next(iter(totals))
+    statement = f'select "key.name" as name from total where "key.k" = {number}'
+    assert call.lines("sql", stored.location, statement) == [{"name": key_of(number)[1]}]
+    text = call("sql", stored.location, "from timers", "--limit", "1")
+    assert "fires_at_ms" in text
+    older = stored.history.checkpoint_id - 1
+    count = sum(map(len, stored.history.expected[older].rows("$timers", None).values()))
+    statement = "select count(*) n from timers"
+    answer = call.lines("sql", stored.location, statement, "--checkpoint", str(older))
+    assert answer == [{"n": count}]
+
+
+def test_wrong_sql_is_a_wrong_call(call, stored, monkeypatch):
+    assert "syntax error" in call("sql", stored.location, "selec 1", status=2)
+    assert '"counts"' in call("sql", stored.location, "from nope", status=2)
+
+    def missing(feature, extra, module):
+        raise extras.missing_error(feature, extra, module)
+
+    monkeypatch.setattr(extras, "load", missing)
+    text = call("sql", stored.location, "select 1", status=2)
+    assert "pip install 'statelog[sql]'" in text
+
+
+OUTSIDE = (
+    "select * from read_text('{folder}/secret')", "copy total to '{folder}/out.csv'",
+    "export database '{folder}/out'", "attach '{folder}/out.db'",
+    "select * from glob('{folder}/*')", "load httpfs",
+)  # fmt: skip
+LOCKED = ("set enable_external_access=true", "reset lock_configuration", "pragma threads=1")
+
+
+@pytest.mark.parametrize("statement", [*OUTSIDE, *LOCKED])
+def test_sql_reaches_nothing_outside_of_the_location(call, stored, tmp_path, statement):
+    (tmp_path / "secret").write_text("s")
+    text = call("sql", stored.location, statement.format(folder=tmp_path), status=2)
+    assert ("--allow-files" in text) == (statement in OUTSIDE)
+    assert ["secret"] == [file.name for file in tmp_path.iterdir()]
+
+
+def test_sql_reads_and_writes_files_where_that_is_allowed(call, stored, tmp_path):
+    statement = f"copy (select count(*) from total) to '{tmp_path}/out.csv'"
+    call("sql", stored.location, statement, "--allow-files")
+    answer = call.lines("sql", stored.location, f"from '{tmp_path}/out.csv'", "--allow-files")
+    assert 1 == len(answer)

@@ -1,6 +1,6 @@
 """`statelog.open` against the model of a random history, and what it refuses."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,9 @@ import pytest
 from tests.support.locations.edited_history import location_of
 from tests.support.locations.histories import (
     GROUPS,
-    KEY,
     KEYS,
     TTL_MS,
     History,
-    Tiny,
     as_python,
     first_history,
     group_of,
@@ -31,31 +29,18 @@ from statelog.checkpoint.batch_record import BatchRecord
 from statelog.errors import CheckpointError, ClosedError, UsageError
 from statelog.extensions.read.location_state import LocationState
 from statelog.model import CompletedCheckpoint, KeyGroupRange
-from statelog.state.keys.key_groups import key_group_of
-from statelog.state.keys.state_key import StateKey
 from statelog.state.kinds import StateKind
-from statelog.state.reader import StateReader, location, state_reader
+from statelog.state.reader import StateReader, location
 from statelog.state.schema import TIMERS_NAME, OperatorStateSchema, StateDescriptor
 from statelog.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.campaign
 
 
-@pytest.fixture(params=["at once", "in portions", "in columns"])
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore all key groups together, or few of them; in dictionaries or in columns."""
-    if request.param == "in portions":
-        monkeypatch.setattr(state_reader, "_PORTION_BYTES", 500)
-        monkeypatch.setattr(state_reader, "_BATCH_ROWS", 2)
-    elif request.param == "in columns":
-        monkeypatch.setattr(state_reader, "MemoryLimits", lambda budget: Tiny(budget))
-
-
 def retained_ids(state: LocationState) -> list[int]:
     return [entry.checkpoint_id for entry in state.checkpoints() if entry.is_retained]
 
 
-@pytest.mark.usefixtures("mode")
 @pytest.mark.parametrize("seed", range(3))
 def test_tables_keys_and_histories_are_those_of_the_model(seed: int) -> None:
     history = History(f"open {seed}", FaultyStore(), retained=3)
@@ -88,7 +73,6 @@ def test_tables_keys_and_histories_are_those_of_the_model(seed: int) -> None:
         ] == [(version.checkpoint_id, version.value, version.as_of_ms) for version in versions]
 
 
-@pytest.mark.usefixtures("mode")
 def test_a_key_is_found_without_the_other_key_groups() -> None:
     history = History("one group", FaultyStore())
     history.run(6)
@@ -150,22 +134,6 @@ def test_a_variable_of_one_operator_needs_no_name(monkeypatch: pytest.MonkeyPatc
             state.sql("from timers")
 
 
-def test_an_operator_of_several_is_read_by_name() -> None:
-    history = History("chain", FaultyStore())
-    history.run(5)
-    checkpoint = with_two_operators(history)
-    with pytest.raises(UsageError, match="has several operators; name one of op, second"):
-        StateReader(history.store, checkpoint)
-    half = GROUPS // 2
-    for name, start in (("op", 0), ("second", half)):
-        reader = StateReader(history.store, checkpoint, operator=name)
-        assert reader.key_groups == KeyGroupRange(start, start + half - 1)
-        for number in range(KEYS):
-            key = StateKey(key_of(number), KEY)
-            group = start + key_group_of(key_of(number), KEY, half)
-            assert key.key_groups(reader.key_groups) == KeyGroupRange(group, group)
-
-
 # --- a location -----------------------------------------------------------------------------------
 
 
@@ -207,33 +175,26 @@ def test_a_location_is_opened_and_closed(history: History) -> None:
 def test_names_that_are_not_there_are_answered_with_those_that_are(
     history: History, state: LocationState, tmp_path: Path
 ) -> None:
-    newest = history.checkpoint_id
-    for question in (
-        lambda: state.table("totals"),
-        lambda: state.get("totals", key_of(1)),
-        lambda: state.history("totals", key_of(1)),
-        lambda: state.changes(newest - 1, newest, "totals"),
-    ):
-        with pytest.raises(
-            UsageError, match=r"not have a state variable 'totals'; its variables are .*'total'"
-        ):
-            question()
-    with pytest.raises(CheckpointError, match="checkpoint 99 does not exist"):
-        state.table("total", 99)
-    with pytest.raises(UsageError, match="checkpoint must be a whole number"):
-        state.table("total", 1.5)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="checkpoint is 'newest', which is not an id, not a tag"):
-        state.table("total", "newest")
-    with pytest.raises(UsageError, match="does not have an operator 'other'; name one of op"):
-        sl.open(location_of(history), operator="other").variables()
-    with pytest.raises(UsageError, match=r"the directory .* does not exist"):
-        sl.open(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    empty = sl.open(tmp_path / "empty")
-    assert empty.checkpoints() == []
-    for question in (lambda: empty.table("total"), lambda: empty.history("total", 1)):
-        with pytest.raises(CheckpointError, match="does not contain a checkpoint"):
+    empty, other = sl.open(tmp_path / "empty"), sl.open(location_of(history), operator="other")
+    newest, no_variable = history.checkpoint_id, "variable 'totals'; its variables are .*'total'"
+    questions: list[tuple[Callable[[], object], str]] = [
+        (lambda: state.table("totals"), no_variable),
+        (lambda: state.get("totals", key_of(1)), no_variable),
+        (lambda: state.history("totals", key_of(1)), no_variable),
+        (lambda: state.changes(newest - 1, newest, "totals"), no_variable),
+        (lambda: state.table("total", 99), "checkpoint 99 does not exist"),
+        (lambda: state.table("total", 1.5), "must be a whole number"),  # type: ignore[arg-type]
+        (lambda: state.table("total", "newest"), "is 'newest', which is not an id, not a tag"),
+        (other.variables, "does not have an operator 'other'; name one of op"),
+        (lambda: sl.open(tmp_path / "absent"), "the directory .* does not exist"),
+        (lambda: empty.table("total"), "does not contain a checkpoint"),
+        (lambda: empty.history("total", 1), "does not contain a checkpoint"),
+    ]
+    for question, said in questions:
+        with pytest.raises((UsageError, CheckpointError), match=said):
             question()
+    assert empty.checkpoints() == []
 
 
 def test_a_history_passes_over_a_checkpoint_that_is_deleted_meanwhile(

@@ -2,13 +2,12 @@
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.locations.checkpoints import small_checkpoint, started
+from tests.support.locations.checkpoints import started
 from tests.support.locations.histories import Calm, History, key_of, local, rows_of
 from tests.support.locations.read_state_page import write
 
@@ -118,44 +117,29 @@ def test_beyond_the_retention_the_error_names_the_setting() -> None:
 # --- places that are not what is expected ---------------------------------------------------------
 
 
-def no_directory(tmp_path: Path) -> Path:
-    return tmp_path / "nope"
-
-
-def empty_directory(tmp_path: Path) -> Path:
-    (tmp_path / "empty").mkdir()
-    return tmp_path / "empty"
-
-
-def foreign_directory(tmp_path: Path) -> Path:
-    place = tmp_path / "föreign dir"
-    (place / "chk-x").mkdir(parents=True)
-    (place / "chk-x" / "_metadata").write_bytes(b"?")
-    (place / "readme").write_text("hello")
-    return place
-
-
-def sparks_directory(tmp_path: Path) -> Path:
-    place = tmp_path / "checkpointLocation"
-    for name in ("offsets", "commits", "state"):
-        (place / name).mkdir(parents=True)
-        (place / name / "0").write_text("v1")
-    return place
+PLACES: dict[str, list[str] | None] = {
+    "nope": None, "empty": [], "föreign dir": ["chk-x/_metadata", "readme"],
+    "checkpointLocation": ["offsets/0", "commits/0", "state/0"],
+}  # fmt: skip
+"""The files of directories that are no locations; None if there is no directory."""
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "info", "report"])
-@pytest.mark.parametrize(
-    "make", [no_directory, empty_directory, foreign_directory, sparks_directory]
-)
+@pytest.mark.parametrize("name", PLACES)
 def test_a_place_that_is_not_a_location_is_a_wrong_call(
-    verb: str, make: Callable[[Path], Path], tmp_path: Path, ask: Ask
+    verb: str, name: str, tmp_path: Path, ask: Ask
 ) -> None:
-    place = make(tmp_path)
+    place, files = tmp_path / name, PLACES[name]
+    if files is not None:
+        place.mkdir()
+    for file in files or ():
+        (place / file).parent.mkdir(exist_ok=True)
+        (place / file).write_text("v1")
     status, said = ask(verb, place)
     assert status == 2
     assert "does not exist" in said or "is not a state location" in said
     assert str(place) in said
-    assert place.exists() is (make is not no_directory), "nothing is created"
+    assert place.exists() is (files is not None), "nothing is created"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -167,9 +151,10 @@ def test_a_location_without_a_checkpoint(verb: str, tmp_path: Path, ask: Ask) ->
     else:
         assert status == 1
         assert "does not contain a checkpoint" in said or "does not exist" in said
-    with sl.open(tmp_path / "new") as state, pytest.raises(CheckpointError) as caught:
-        state.table("total")
-    assert caught.value.reason == "not_found"
+    for use in (lambda state: state.table("total"), lambda state: state.follow()):
+        with sl.open(tmp_path / "new") as state, pytest.raises(CheckpointError) as caught:
+            use(state)
+        assert caught.value.reason == "not_found"
 
 
 def test_a_half_written_location_is_named(tmp_path: Path, ask: Ask) -> None:
@@ -182,12 +167,6 @@ def test_a_half_written_location_is_named(tmp_path: Path, ask: Ask) -> None:
         assert status == 1
         assert "damaged" in said or "not exist" in said
         assert "chk-1/_metadata" in said or verb == "diff"
-
-
-def test_state_of_another_engine_is_refused(tmp_path: Path) -> None:
-    small_checkpoint(started(open_store(str(tmp_path))), 1)
-    with sl.open(tmp_path) as state, pytest.raises(CheckpointError, match="streaming query"):
-        state.table("total")
 
 
 # --- damage, and newer files ----------------------------------------------------------------------

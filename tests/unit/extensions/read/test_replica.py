@@ -43,7 +43,6 @@ from statelog.extensions.read import replica as replica_module
 from statelog.extensions.read.location_state import LocationState
 from statelog.extensions.read.replica import Replica
 from statelog.model import KeyGroupRange
-from statelog.store import PATHS
 from statelog.testing.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.campaign
@@ -263,38 +262,6 @@ def test_tables_of_unchanged_key_groups_are_reused(monkeypatch: pytest.MonkeyPat
     check(replica, history)
 
 
-def test_a_log_that_was_truncated_is_replaced_by_the_snapshot() -> None:
-    history = History("truncated", FaultyStore(), retained=1)
-    history.run(1)
-    replica = following(history)
-    for _ in range(12):
-        history.run(6)  # the log of most of them is gone when the replica looks
-        replica.refresh()
-        check(replica, history)
-    assert replica.status().snapshots > 3
-    assert repr(replica) == f"<replica of {history.store.url}, checkpoint {replica.checkpoint}>"
-    replica.close()
-    assert repr(replica) == f"<replica of {history.store.url}, closed>"
-
-
-def test_damage_is_reported_until_a_refresh_succeeds() -> None:
-    history = calm_history("damage")
-    replica = following(history)
-    history.micro_batch()
-    objects = history.store.objects  # type: ignore[attr-defined]
-    path = PATHS.metadata(history.checkpoint_id)
-    whole = objects[path]
-    objects[path] = whole[:30] + bytes([whole[30] ^ 1]) + whole[31:]
-    with pytest.raises(CheckpointError, match="is damaged") as caught:
-        replica.refresh()
-    assert caught.value.reason == "damaged"
-    assert replica.checkpoint == history.checkpoint_id - 1
-    check(replica, history)
-    objects[path] = whole
-    replica.refresh()
-    check(replica, history)
-
-
 def test_partly_replayed_state_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     history = calm_history("half")
     replica = following(history)
@@ -337,13 +304,6 @@ def test_a_deleted_location_is_named_and_can_be_made_again(tmp_path: Path) -> No
     again.micro_batch()
     replica.refresh()
     check(replica, again)
-
-
-def test_a_location_without_a_checkpoint_cannot_be_followed(tmp_path: Path) -> None:
-    local(tmp_path).put("dstl/x", b"{}")
-    with pytest.raises(CheckpointError, match="does not contain a checkpoint") as caught:
-        sl.open(tmp_path).follow()
-    assert caught.value.reason == "not_found"
 
 
 # --- polling, waiting, closing --------------------------------------------------------------------

@@ -124,17 +124,6 @@ def test_the_sample_is_the_same_at_every_parallelism(tmp_path: Path) -> None:
     assert len(set(samples[0])) == len(samples[0])
 
 
-def test_timers_alone_are_recorded_too(tmp_path: Path) -> None:
-    job = steps_job(tmp_path, record=ALL_KEYS)
-    job.run([("k1", "timer", 1), ("k2", "timer", 3)], 1000)
-    job.run([], 1150)
-    first, fired = replay(job.location, "k1", processor=Steps())
-    assert [1, 0] == [len(first.input), len(fired.input)]
-    assert ["handleExpiredTimer"] == [step.method for step in fired.recorded.calls]
-    assert () == first.differences == fired.differences
-    assert 1 == assert_replays_alike(job, "k2")
-
-
 # ------------------------------------------------------------------------------------- failures
 
 
@@ -240,18 +229,6 @@ def test_recordings_are_deleted_after_their_checkpoints(tmp_path: Path) -> None:
     # The retained checkpoint before the newest names one more.
     assert 5 == len(list(job.store.list("recordings")))
     assert 4 == len(replay(job.location, "k1", processor=Steps()))
-
-
-def test_old_recordings_are_dropped_by_age(tmp_path: Path) -> None:
-    settings = QuerySettings(retention=dt.timedelta(seconds=10))
-    job = steps_job(tmp_path, record=ALL_KEYS, retained=1, settings=settings)
-    for number in range(5):
-        job.run([("k1", "add", number)], 1_000_000 + number * 4000)
-    assert [3, 4, 5] == recorded_checkpoints(job)
-    job.record = None
-    job.run([("k1", "add", 1)], 2_000_000)
-    assert [] == list_recordings(job.store)
-    assert [] == list(job.store.list("recordings"))
 
 
 def test_garbage_collection_keeps_recordings_and_lets_failures_age(tmp_path: Path) -> None:

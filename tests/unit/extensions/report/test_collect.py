@@ -190,17 +190,6 @@ def test_key_groups_are_not_read_if_they_are_not_asked_for() -> None:
     assert GROUPS == len(groups.change_bytes)
 
 
-def test_damage_is_a_finding_and_no_error(tmp_path: Path) -> None:
-    store = small_job(tmp_path)
-    path = tmp_path / "chk-3" / "_metadata"
-    path.write_bytes(path.read_bytes()[:-9])
-    figures = collect(store, str(tmp_path), ReportPlan(with_keys=False))
-    assert figures.is_damaged
-    assert ["damaged", "retained"] == [checkpoint.state for checkpoint in figures.checkpoints]
-    assert "damage" == figures.findings[0].level
-    assert 4 == figures.newest_id
-
-
 def test_a_missing_log_file_is_a_finding_and_no_error(tmp_path: Path) -> None:
     store = small_job(tmp_path)
     next(iter(sorted((tmp_path / "dstl").iterdir()))).unlink()

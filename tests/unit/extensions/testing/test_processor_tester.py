@@ -2,18 +2,19 @@
 
 import base64
 import datetime as dt
-import re
+import gc
+import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
-from tests.house.sources import ROOT
 from tests.support.spark.running_count import (
     RunningCount,
     RunningCountStatefulProcessorFactory,
@@ -24,6 +25,7 @@ from tests.support.spark.versions import TWS_TESTER, TwsTester
 import statelog.testing
 from statelog.errors import ProcessorError, UsageError
 from statelog.spark import StatefulProcessor
+from statelog.store import client
 from statelog.testing import ProcessorTester
 
 
@@ -173,15 +175,6 @@ def test_wrong_arguments() -> None:
         tester.peekTimers("a")
 
 
-def test_the_example_of_the_documentation() -> None:
-    text = (ROOT / "docs" / "tutorial" / "test-it.md").read_text(encoding="utf-8")
-    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert example is not None
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(example.group(1), names)
-    assert names["tester"].peekTimers("ann") == []
-
-
 def test_testing_needs_no_pyspark_until_it_is_asked_for() -> None:
     code = "import sys, statelog.testing as t; assert 'pyspark' not in sys.modules; "
     code += "t.ProcessorTester"
@@ -213,3 +206,175 @@ def test_side_outputs_have_what_the_last_micro_batch_emitted() -> None:
     assert [] == tester.sideOutput("rejected")
     with pytest.raises(UsageError, match="side output 'late': its side outputs are rejected"):
         tester.sideOutput("late")
+
+
+class Sums(StatefulProcessor):
+    """Adds up numbers, and keeps the last ones for a while; fails for negative numbers."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "n long")
+        self.recent = handle.getListState("recent", "n long", 50)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        (total,) = self.total.get() or (0,)
+        for row in rows:
+            total += row.n
+            self.recent.appendValue((row.n,))
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + row.n)
+        self.total.update((total,))
+        if total < 0:
+            raise ArithmeticError("below zero")
+        yield Row(total=total)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        yield Row(total=-1)
+
+
+def test_long_tests_have_the_state_of_a_dictionary() -> None:
+    """More micro-batches and changes from outside than logs are kept, with restarts in between."""
+    rng = random.Random(7)
+    tester = ProcessorTester(Sums(), timeMode="ProcessingTime")
+    totals: dict[str, int] = {}
+    recent: dict[str, list[tuple[int, int]]] = {}
+    for now in range(1, 160):
+        tester.setProcessingTime(now)
+        key, n = rng.choice("abc"), rng.randrange(1, 9)
+        action = rng.choice(["test", "test", "update", "delete", "restart", "fail"])
+        if action == "test":
+            totals[key] = totals.get(key, 0) + n
+            recent.setdefault(key, []).append((now, n))
+            assert Row(total=totals[key]) == tester.test(key, [Row(n=n)])[0]
+        elif action == "update":
+            tester.updateValueState("total", key, (n,))
+            totals[key] = n
+        elif action == "delete":
+            tester.deleteState("recent", key)
+            recent.pop(key, None)
+        elif action == "restart":
+            tester.restart()
+        else:
+            with pytest.raises(ProcessorError, match="below zero"):
+                tester.test(key, [Row(n=-10_000)])
+        for key in "abc":
+            value = totals.get(key)
+            assert (None if value is None else (value,)) == tester.peekValueState("total", key)
+            live = [(n,) for added_at, n in recent.get(key, []) if added_at + 50 > now]
+            assert live == tester.peekListState("recent", key)
+
+
+def test_an_error_does_not_advise_what_only_a_query_can_do() -> None:
+    end = "below zero. Nothing of this batch was committed; the state is unchanged$"
+    with pytest.raises(ProcessorError, match=end):
+        ProcessorTester(Sums(), timeMode="ProcessingTime").test("a", [Row(n=-1)])
+
+
+def test_a_tester_leaves_no_threads_and_no_objects() -> None:
+    def run() -> None:
+        tester = ProcessorTester(Sums(), timeMode="ProcessingTime")
+        for n in range(1, 70):
+            tester.test("a", [Row(n=n)])
+        tester.restart()
+        assert len(client._memory_stores) == stores + 1
+
+    gc.collect()
+    stores, threads = len(client._memory_stores), threading.active_count()
+    frozen = gc.get_freeze_count()
+    run()
+    gc.collect()
+    assert (stores, threads) == (len(client._memory_stores), threading.active_count())
+    assert (frozen, True) == (gc.get_freeze_count(), gc.isenabled())
+
+
+Use = Callable[[Any], Any]
+USES: list[tuple[str, Use, str]] = [
+    ("value", lambda state: state.exists(), "Error checking value state exists: "),
+    ("value", lambda state: state.get(), "Error getting value state: "),
+    ("value", lambda state: state.update((1,)), "Error updating value state: "),
+    ("value", lambda state: state.clear(), "Error clearing value state: "),
+    ("list", lambda state: state.exists(), "Error checking value state exists: "),
+    ("list", lambda state: state.appendValue((1,)), "Error updating value state: "),
+    ("list", lambda state: state.get(), "Error using list state: "),
+    ("map", lambda state: state.updateValue((1,), (1,)), "Error updating map state value: "),
+    ("map", lambda state: state.getValue((1,)), "Error getting value: "),
+    ("map", lambda state: state.iterator(), "Error using map state: "),
+    ("reducing", lambda state: state.add((1,)), "Error getting value state: "),
+]
+
+
+def ask(handle: Any, kind: str, name: str) -> Any:
+    if kind == "value":
+        return handle.getValueState(name, "n int")
+    if kind == "list":
+        return handle.getListState(name, "n int")
+    if kind == "map":
+        return handle.getMapState(name, "k int", "n int")
+    return handle.getReducingState(name, "n int", lambda first, other: first)
+
+
+class Deleting(StatefulProcessor):
+    """Asks for a variable, deletes it, and may ask again."""
+
+    def __init__(self, kind: str, use: Use, again: str = "") -> None:
+        self.kind, self.use, self.again = kind, use, again
+
+    def init(self, handle: Any) -> None:
+        self.deleted = ask(handle, self.kind, "gone")
+        self.other = handle.getValueState("other", "n int")
+        handle.deleteIfExists("gone")
+        handle.deleteIfExists("never there")
+        self.new = ask(handle, self.again, "gone") if self.again else None
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        (n,) = self.other.get() or (0,)
+        self.other.update((n + 1,))
+        try:
+            self.use(self.deleted)
+        except PySparkRuntimeError as error:
+            assert isinstance(error, UsageError)
+            yield Row(said=str(error), n=n, message=error.getMessage())
+        else:
+            yield Row(said="", n=n, message="")
+
+
+@pytest.mark.parametrize(("kind", "use", "words"), USES)
+@pytest.mark.parametrize("again", ["", "value", "list"])
+def test_a_variable_that_init_deleted_is_rejected_on_use(
+    kind: str, use: Use, words: str, again: str
+) -> None:
+    tester = ProcessorTester(Deleting(kind, use, again))
+    for n in range(2):
+        (row,) = tester.test("a", [Row(x=1)])
+        assert row.said.startswith(words + "state 'gone' was deleted by deleteIfExists() in init()")
+        assert row.n == n  # the others are there
+        assert row.message
+
+
+class AskingAgain(Deleting):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        before = self.new.exists()
+        self.new.update((1,))
+        yield Row(before=before, now=self.new.get())
+
+
+def test_a_variable_asked_for_after_its_deletion_begins_empty() -> None:
+    tester = ProcessorTester(AskingAgain("list", lambda state: None, "value"))
+    for _ in range(2):
+        assert tester.test("a", [Row(x=1)]) == [Row(before=False, now=(1,))]
+
+
+class Changing(StatefulProcessor):
+    """Asks for a different variable in tasks than on the driver."""
+
+    def init(self, handle: Any) -> None:
+        on_driver = type(handle).__name__ == "DriverHandle"
+        self.state = handle.getValueState("one" if on_driver else "two", "n int")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        return iter(())
+
+
+def test_a_variable_that_the_driver_does_not_know_of_fails_in_init() -> None:
+    message = r"Changing\.init failed .*'two' in a task, but did not ask"
+    with pytest.raises(ProcessorError, match=message):
+        ProcessorTester(Changing()).test("a", [])

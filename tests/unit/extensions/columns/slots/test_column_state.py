@@ -8,7 +8,10 @@ import pytest
 
 from statelog.errors import UsageError
 from statelog.extensions.columns.slots import ColumnState, Keys, SlotState
+from statelog.extensions.columns.slots.keys import zoned, zoned_field
+from statelog.spark.rows.types import known_zone
 from statelog.state.encoding.changes import METADATA_KEY_GROUP, OperatorCodec
+from statelog.state.encoding.converters import relabelled
 from statelog.state.kinds import StateKind
 from statelog.state.schema import OperatorStateSchema, StateDescriptor, stored_field
 
@@ -80,3 +83,55 @@ def test_a_null_inside_of_a_value_is_rejected(name: str) -> None:
     with pytest.raises(UsageError, match=f"state 'v'.*'{path}' is NOT NULL"):
         state.put(keys_of([1, 2]), {"f": stored_array([None, with_null], kind)})
     assert state.exists(keys_of([1, 2])).tolist() == [False, False]
+
+
+IN_UTC, IN_BERLIN = pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin")
+
+
+def pair_of(at: pa.DataType, *, nullable: bool) -> pa.DataType:
+    return pa.struct([pa.field("at", at, nullable=nullable), pa.field("n", pa.int32())])
+
+
+def kinds(at: pa.DataType, *, nullable: bool) -> list[pa.DataType]:
+    pair = pair_of(at, nullable=nullable)
+    return [
+        at,
+        pair,
+        pa.list_(pa.field("element", pair, nullable=nullable)),
+        pa.map_(pa.field("key", at, nullable=False), pa.field("value", pair, nullable=nullable)),
+    ]
+
+
+CELL = {"at": 5, "n": None}
+VALUES: list[list[Any]] = [
+    [1, None, 2, 3],
+    [CELL, None, CELL, None],
+    [[CELL], None, [], [CELL, CELL]],
+    [[(1, CELL)], None, [], [(2, CELL), (3, CELL)]],
+]
+
+
+@pytest.mark.parametrize("which", range(4), ids=["time", "struct", "list", "map"])
+@pytest.mark.parametrize("start", [0, 1, 3, 4])
+def test_values_stay_and_types_change(which: int, start: int) -> None:
+    strict = kinds(IN_BERLIN, nullable=False)[which]
+    stored = kinds(IN_UTC, nullable=True)[which]
+    column = pa.array(VALUES[which], strict).slice(start)
+    in_utc = zoned(column, "UTC")
+    assert stored == in_utc.type == zoned_field(pa.field("x", strict), "UTC").type
+    assert pa.array(VALUES[which][start:], stored).to_pylist() == in_utc.to_pylist()
+    back = relabelled(in_utc, strict)
+    back.validate(full=False)
+    assert strict == back.type
+    assert column.to_pylist() == back.to_pylist()
+
+
+def test_a_local_time_has_no_zone() -> None:
+    column = pa.array([1, None], pa.timestamp("us"))
+    assert zoned(column, "Europe/Berlin") is column
+
+
+def test_a_time_zone_that_only_java_knows_is_utc() -> None:
+    known = ["UTC", "Etc/UTC", "Europe/Berlin", "+00:00", "-08:00"]
+    assert known == list(map(known_zone, known))
+    assert ["UTC"] * 4 == list(map(known_zone, ["Z", "PST", "GMT+1", "no zone"]))

@@ -1,5 +1,7 @@
 """Which key groups the filters of a query leave."""
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,3 +56,18 @@ def test_only_a_whole_key_selects_key_groups(
 def test_a_key_that_only_spark_hashes_leaves_all() -> None:
     key = pa.schema([("pair", pa.struct([("a", pa.int64())]))])
     assert ALL == key_groups_left([EqualTo(("key", "pair"), {"a": 1})], key, ALL)
+
+
+CODE = """
+import pkgutil, sys
+from pyspark.sql.datasource import DataSource
+assert "pyspark_statelog" in {module.name for module in pkgutil.iter_modules()}
+import pyspark_statelog
+assert issubclass(pyspark_statelog.DefaultSource, DataSource)
+print(pyspark_statelog.DefaultSource.name(), *(module for module in sys.modules if module == "statelog"))
+"""
+
+
+def test_the_lookup_imports_nothing_of_statelog() -> None:
+    said = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    assert (0, "statelog\n") == (said.returncode, said.stdout), said.stderr
