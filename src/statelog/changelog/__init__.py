@@ -1,5 +1,5 @@
 """
-Flink's changelog: from `append` to files, and back.
+Flink's changelog: writes appended changes to files, and reads them back.
 
     writer    numbered change sets of one task, and the futures of `persist`; api: its protocol
     upload    schedulers that gather change sets into files, with retries

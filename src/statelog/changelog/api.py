@@ -1,5 +1,5 @@
 """
-The writer protocol, and the availability of upload capacity.
+The protocol of a writer, and the availability of upload capacity.
 
 Source: Flink, StateChangelogWriter and AvailabilityProvider.  Deviation: `wait` has a time-out and
 returns how it ended.
@@ -32,7 +32,7 @@ def _completed() -> Future[None]:
 
 class AvailabilityProvider:
     """
-    Reports whether a scheduler has upload capacity, and when it has capacity again.
+    Reports whether a scheduler has upload capacity, and when capacity becomes available.
 
     `AvailabilityProvider.AVAILABLE` always has capacity.
 
@@ -71,7 +71,7 @@ class AvailabilityProvider:
     @property
     def future(self) -> Future[None]:
         """
-        Future that is completed once there is capacity, or on close.
+        A future that completes once there is capacity, or on close.
 
         Its callbacks may upload; an upload of another thread may take the capacity first.
         """
@@ -80,7 +80,7 @@ class AvailabilityProvider:
 
     def wait(self, timeout_s: Seconds | None = None) -> bool:
         """
-        Wait for capacity or the close; return False on a time-out.
+        Wait for capacity or for the close; return False after a time-out.
 
         Args:
             timeout_s: Longest wait, in seconds or as a `timedelta`; None for no bound.
@@ -100,7 +100,7 @@ class AvailabilityProvider:
 
     def refresh(self) -> None:
         """
-        Check the capacity, and complete the future if it changed.
+        Check the capacity, and complete the future if it has become available.
 
         Capacity is read again under the lock, so the order of concurrent calls does not matter.
         Callbacks of the future run on the callback pool, or here if there is none.
@@ -133,7 +133,7 @@ PersistFuture = Future[SnapshotResult[ChangelogStateHandle]]
 @runtime_checkable
 class StateChangelogWriter(Protocol):
     """
-    Writes the log of one task's keyed state.
+    Writes the log of the keyed state of one task.
 
     Thread: any.
     """
@@ -147,7 +147,7 @@ class StateChangelogWriter(Protocol):
         ...
 
     def append_meta(self, value: bytes) -> None:
-        """Append a metadata change, which every reader receives."""
+        """Append a metadata change, which all readers receive."""
         ...
 
     def initial_sequence_number(self) -> SequenceNumber:

@@ -1,5 +1,5 @@
 """
-The append side of a writer: one list and a counter, without a lock.
+The part of a writer that appends: one list and a counter, without a lock.
 
 The list holds a key group, then its value, for each change.  One call adds both, so a change is in
 the list whole or not at all, whatever another thread does.  The counter decides only when to flush:
@@ -46,7 +46,7 @@ _FEW_BYTES = 1 << 20
 def batches_of(
     key_groups: list[Any], values: list[Any], has_batches: bool
 ) -> tuple[tuple[ChangeBatch, ...], int]:
-    """Return the appended changes in order, as batches, and their size in bytes."""
+    """Return the appended changes as batches, in order, and their total size in bytes."""
     if not has_batches:
         rows = _batch_of_rows(key_groups, values)
         return (rows,), rows.size_bytes
@@ -87,7 +87,7 @@ def _key_group_column(key_groups: list[int]) -> Int32Array:
 
 
 def as_bytes(value: object) -> bytes:
-    """Return the bytes of a change as an immutable object."""
+    """Return a change's bytes as an immutable object."""
     if isinstance(value, bytes | bytearray | memoryview):
         check_length(memoryview(value).nbytes)
         return bytes(value)  # a copy: the caller may change its buffer later
@@ -105,7 +105,7 @@ def check_length(length: int) -> None:
 
 def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> ChangeBatch:
     """
-    Return the caller's columns as a batch.
+    Return the columns that the caller passed as a batch.
 
     The key groups are copied, the values are not.
     """
@@ -147,7 +147,7 @@ def checked_batch(key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray)
 
 
 def _one_chunk(values: pa.ChunkedArray) -> pa.Array:
-    """Return the chunks as one array, without a copy if there is only one."""
+    """Return the chunks as a single array, without a copy if there is only one chunk."""
     if values.num_chunks == 1:
         return values.chunk(0)
     if pa.types.is_binary(values.type) and values.nbytes > INT32_MAX:
@@ -164,7 +164,7 @@ def noting_interrupts(
     call: Callable[Concatenate[Side, P], T],
 ) -> Callable[Concatenate[Side, P], T]:
     """
-    Report that Ctrl-C or a signal handler's exception interrupted a writer's call.
+    Report that Ctrl-C, or an exception in a signal handler, interrupted a call of a writer.
 
     Such an exception may be raised between any two steps of the main thread, so what the call had
     begun may be half done.
@@ -192,7 +192,7 @@ Every append then takes the slow path, which checks.
 
 class AppendSide(ABC):
     """
-    Changes appended since the last cut, and how many more bytes fit before a flush.
+    The changes appended since the last cut, and how many more bytes fit before a flush.
 
     Args:
         log_id: Number of the writer, for messages.
@@ -224,15 +224,15 @@ class AppendSide(ABC):
 
     @abstractmethod
     def _check_open(self) -> None:
-        """Raise `WriterClosedError` if the writer is closed, `StoreError` in a forked child."""
+        """Raise `WriterClosedError` if the writer is closed, or `StoreError` in a forked child."""
 
     @abstractmethod
     def _flush(self) -> None:
-        """Upload all pending changes before a checkpoint requests them."""
+        """Upload all pending changes before a checkpoint asks for them."""
 
     @abstractmethod
     def _interrupted(self, error: BaseException) -> None:
-        """Reject later calls, because a call was interrupted."""
+        """Reject all later calls, because a call was interrupted."""
 
     def append(self, key_group: int, value: bytes) -> None:
         """
@@ -281,7 +281,7 @@ class AppendSide(ABC):
     @noting_interrupts
     def append_meta(self, value: bytes) -> None:
         """
-        Append a metadata change, which every reader receives regardless of its key groups.
+        Append a metadata change, which all readers receive regardless of their key groups.
 
         Raises:
             UsageError: As for `append`.
@@ -298,7 +298,7 @@ class AppendSide(ABC):
     @noting_interrupts
     def append_batch(self, key_groups: npt.ArrayLike, values: pa.Array | pa.ChunkedArray) -> None:
         """
-        Append many changes, in columns and in order.
+        Append many changes at once, as columns and in order.
 
         Args:
             key_groups: Integers inside the writer's range; copied.
@@ -332,7 +332,7 @@ class AppendSide(ABC):
             self._flush()
 
     def _append_checked(self, key_group: int, value: bytes) -> None:
-        """Check a change's length and append it; upload at the threshold."""
+        """Check the length of a change and append it; start an upload at the threshold."""
         check_length(len(value))
         self._free_bytes = free_bytes = self._free_bytes - len(value)
         self._add((key_group, value))
@@ -361,13 +361,13 @@ class AppendSide(ABC):
         return taken
 
     def _measure_free_bytes(self, pending_bytes: int) -> None:
-        """Set how many bytes may be appended before a flush, after *pending_bytes* were cut."""
+        """Set how many bytes can be appended before a flush, after *pending_bytes* were cut."""
         appended_bytes = self._start_free_bytes - self._free_bytes if self._appended else 0
         self._start_free_bytes = self._threshold_bytes - pending_bytes
         self._free_bytes = self._start_free_bytes - appended_bytes
 
     def _end_appends(self) -> None:
-        """Route every later append to the slow path, which rejects it."""
+        """Send every later append to the slow path, which rejects it."""
         # Closed without a lock: an append compares its key group with this range anyway.
         self._start = _CLOSED_START
         self._end = _CLOSED_START - 1

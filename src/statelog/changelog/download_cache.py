@@ -143,13 +143,13 @@ class DownloadCache(ClosesAtExit):
 
     @property
     def used_bytes(self) -> int:
-        """Size of this process's files on disk, including unfinished files."""
+        """Size of this process's files on disk, including files that are still being written."""
         with self._runtime.lock:
             return self._used_bytes()
 
     def get(self, path: str) -> memoryview:
         """
-        Return the whole file, from disk if it is cached and intact.
+        Return the whole file, read from disk if it is cached and intact.
 
         A file that cannot be verified (a damaged one, or one of Flink's, which has no checksum of
         the file) is returned for the reader to check, and not kept.  Of several concurrent callers
@@ -203,7 +203,7 @@ class DownloadCache(ClosesAtExit):
 
     def get_again(self, path: str) -> memoryview:
         """
-        Return the whole file from the store, and delete the copy on disk; raises like `get`.
+        Return the whole file from the store, and delete its copy on disk; raises like `get`.
 
         Blocks: For the store.   Thread: any.
         """
@@ -215,7 +215,7 @@ class DownloadCache(ClosesAtExit):
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """
-        Return part of the file, from disk if it is cached, else from the store.
+        Return part of the file, read from disk if it is cached, otherwise from the store.
 
         A part is not kept.  The caller, which knows the checksum of the part, verifies it.
 
@@ -242,7 +242,7 @@ class DownloadCache(ClosesAtExit):
 
     def close(self) -> None:
         """
-        Remove all files; later reads use the store.  May be called more than once.
+        Remove all files; later reads use the store. May be called more than once.
 
         A running download completes for its caller, and its file is removed.
 
@@ -258,7 +258,7 @@ class DownloadCache(ClosesAtExit):
             self._runtime.close(0.0)
 
     def _give_up(self) -> None:
-        """Read everything from the store from here on; `close` removes the files."""
+        """Read everything from the store from now on; `close` removes the files."""
         with self._runtime.lock:
             self._closed = True
             self._runtime.lock.notify_all()
@@ -273,7 +273,7 @@ class DownloadCache(ClosesAtExit):
             self._remove(self._file_of(path))
 
     def _fetch(self, path: str) -> memoryview:
-        """Take the file from a different process's cache or from the store, and keep it."""
+        """Get the file from the cache of a different process, or from the store, and cache it."""
         try:
             # 1. A file of this name may be here already, from another process of this host.
             self._remove_leftovers()
@@ -318,7 +318,7 @@ class DownloadCache(ClosesAtExit):
             del self._files[path]
 
     def _to_evict(self, size_bytes: int) -> list[str] | None:
-        """Return the files to evict for *size_bytes* more; None if that is not enough."""
+        """Return the files to evict to free *size_bytes*; None if that does not free enough."""
         free_bytes = self._max_bytes - self._used_bytes()
         evicted = []
         # The oldest use first.  A file that is being written cannot be evicted.
@@ -331,7 +331,7 @@ class DownloadCache(ClosesAtExit):
         return evicted if free_bytes >= size_bytes else None
 
     def _next_check(self) -> int | None:
-        """Return when to check for idle files; None if a check is pending or not needed."""
+        """Return when to check for idle files; None if a check is pending or unnecessary."""
         uses_ns = [file.last_use_ns for path, file in self._files.items() if self._ready(path)]
         # One timer at a time: when it fires, it schedules the next check.
         if self._check_pending or self._closed or not uses_ns:
@@ -342,13 +342,13 @@ class DownloadCache(ClosesAtExit):
     # --- what happens to a file -------------------------------------------------------------------
 
     def _failed(self, path: str) -> None:
-        """Discard the entry of a file that could not be fetched or written."""
+        """Remove the entry of a file that could not be fetched or written."""
         with self._runtime.lock:
             self._files.pop(path, None)
             self._runtime.lock.notify_all()
 
     def _reserve(self, path: str, size_bytes: int, whole: bool) -> bool:
-        """Reserve space for a file, evicting others; return False if the file cannot be kept."""
+        """Reserve space for a file, evicting others; return False if it does not fit."""
         with self._runtime.lock:
             if not whole or size_bytes > self._max_bytes:
                 self._not_kept.add(path)  # no caller waits for another's download of it
@@ -413,7 +413,7 @@ class DownloadCache(ClosesAtExit):
             return None
 
     def _write(self, path: str, data: memoryview) -> bool:
-        """Write a temporary file and rename it; return whether that succeeded."""
+        """Write a temporary file and rename it; return whether both succeeded."""
         target = self._file_of(path)
         temporary = f"{target}.{self._runtime.ids.new_id()}{_TEMPORARY}"
         try:
@@ -440,7 +440,7 @@ class DownloadCache(ClosesAtExit):
         return os.path.join(directory, _PREFIX + digest[:40])
 
     def _remove_leftovers(self) -> None:
-        """On first use, remove files that dead processes left in the directories."""
+        """On first use, remove files that processes that no longer run left in the directories."""
         with self._runtime.lock:
             if self._cleaned:
                 return

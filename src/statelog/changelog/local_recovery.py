@@ -1,5 +1,5 @@
 """
-Host-local copies of changelog files: written during the upload, read before the store.
+Host-local copies of changelog files: written during uploads, read before the store.
 
 A copy is optional.  Any fault of the disk (no directory, no space, a disk that fails or hangs)
 means "no local copy" and never fails the upload, which waits for the copy a quarter of a second at
@@ -53,7 +53,7 @@ _WAITING_MAX: Final = 16
 @dataclass(frozen=True, slots=True)
 class LocalRecoveryConfig:
     """
-    The directories of local copies, and whether to write and read them.
+    The directories for local copies, and whether to write and read such copies.
 
     Args:
         directories: Absolute or relative directories of this host, made absolute; a job uses one
@@ -80,7 +80,7 @@ class LocalRecoveryConfig:
 
     @classmethod
     def of(cls, options: LocalRecoveryOptions) -> LocalRecoveryConfig | None:
-        """Return the configuration that *options* describe; None if both switches are off."""
+        """Return the configuration in *options*, or None if writing and reading are both off."""
         if not options.backup and not options.recovery:
             return None
         return cls(options.directories, bool(options.backup), options.recovery)
@@ -88,7 +88,7 @@ class LocalRecoveryConfig:
     @classmethod
     def from_mapping(cls, settings: Mapping[str, object]) -> LocalRecoveryConfig:
         """
-        Build the configuration from Flink's keys; ignore other keys.
+        Build the configuration from Flink's keys, ignoring all other keys.
 
         Both switches are off by default, and `local-backup.enabled` defaults to `from-local`, as
         in Flink.  Directories are separated by commas or by the system's path separator.
@@ -104,7 +104,7 @@ class LocalRecoveryConfig:
 
     def folder_of(self, job_id: str) -> str:
         """
-        Return the directory of a job's copies: `<dir>/jid_<job>/taskowned`.
+        Return the directory for a job's copies: `<dir>/jid_<job>/taskowned`.
 
         A job has the same directory in every process.
         """
@@ -165,7 +165,7 @@ def _switch(settings: Mapping[str, object], keys: tuple[str, ...], default: bool
 
 
 def _hash_of(job_id: str) -> int:
-    """Hash a job id as Flink does, as `JobID` or as text."""
+    """Hash a job id in the same way as Flink, as a `JobID` or as text."""
     try:
         # Flink's job ids are 32 hex digits; any other text is hashed as a Java string.
         number = int(job_id, 16) if len(job_id) == 32 else None
@@ -190,7 +190,7 @@ class _State(enum.Enum):
 
 
 class LocalCopy:
-    """One copy being written.  Ends with `take` or `give_up`."""
+    """A copy that is being written. Call `take` or `give_up` at the end."""
 
     __slots__ = ("_backup", "path", "state")
 
@@ -200,11 +200,11 @@ class LocalCopy:
         self.state = _State.WRITING
 
     def take(self) -> str | None:
-        """Return the path of the complete copy, or None if there is none."""
+        """Return the path of the complete copy, or None if it is not complete."""
         return self.path if self._backup.settle(self, wanted=True) else None
 
     def give_up(self) -> None:
-        """Remove the copy, now or when it is complete."""
+        """Remove the copy, either now or once it is complete."""
         self._backup.settle(self, wanted=False)
 
 
@@ -253,7 +253,7 @@ class LocalBackup(ClosesAtExit):
 
     def close(self) -> None:
         """
-        Stop the threads that write copies, unless the pool belongs to the caller.
+        Stop the threads that write copies, unless the thread pool belongs to the caller.
 
         Unfinished copies have a second to complete; later ones are not written.
 
@@ -291,7 +291,7 @@ class LocalBackup(ClosesAtExit):
 
     def settle(self, copy: LocalCopy, *, wanted: bool) -> bool:
         """
-        Finish a copy; return whether it is complete and needed, or remove it.
+        Finish a copy; return whether it is complete and still needed, otherwise remove it.
 
         Blocks: For the patience, if it is wanted and not complete.
         """

@@ -1,5 +1,5 @@
 """
-Track which checkpoint uses which local copy on this host.
+Track which checkpoints use which local copies on this host.
 
 A file here is not made durable: it is optional, and a torn one is detected when it is read.  Code
 uses the disk through a `LocalDisk`, so that a simulation can replace it.
@@ -39,14 +39,14 @@ from statelog.store.verified import Source
 
 
 class LocalDisk(Source, Protocol):
-    """Files by absolute path, for any thread; a disk may hang."""
+    """Accesses files by absolute path, from any thread; a disk may hang."""
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only at the end of the file."""
         ...
 
     def put(self, path: str, content: Buffers, temporary: str) -> None:
-        """Write a file as *temporary* and rename it; on `OSError` leave nothing."""
+        """Write a file as *temporary* and rename it; after an `OSError`, nothing is left."""
         ...
 
     def remove(self, path: str) -> None:
@@ -55,7 +55,7 @@ class LocalDisk(Source, Protocol):
 
 
 class LocalFiles:
-    """The `LocalDisk` of this host."""
+    """The implementation of `LocalDisk` for this host."""
 
     url = "file://"
 
@@ -68,7 +68,7 @@ class LocalFiles:
         return _read(path, start, length)
 
     def put(self, path: str, content: Buffers, temporary: str) -> None:
-        """Write a file as *temporary* and rename it; create its folder."""
+        """Write a file as *temporary* and rename it, creating its folder if necessary."""
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
             write_file(temporary, content)
@@ -83,7 +83,7 @@ class LocalFiles:
 
 
 def remove_quietly(disk: LocalDisk, path: str) -> bool:
-    """Remove a file if possible, and return whether it was removed."""
+    """Try to remove a file, and return whether it was removed."""
     try:
         disk.remove(path)
     except OSError:
@@ -120,7 +120,7 @@ _NO_CHECKPOINT: Final = 0
 
 @dataclass(slots=True)
 class _Copy:
-    """Whether the log holds change sets of the file, and which checkpoints use the copy."""
+    """Whether the log contains change sets of the file, and which checkpoints use the copy."""
 
     in_log: bool = False
     uses: set[int] = field(default_factory=set)
@@ -128,7 +128,7 @@ class _Copy:
 
 class LocalChangelogRegistry(ClosesAtExit):
     """
-    Tracks the local copies of one storage and deletes unneeded ones.
+    Tracks the local copies of one storage, and deletes copies that are not needed.
 
     Handles contain absolute paths of this host; inline handles are accepted and ignored.
 
@@ -163,7 +163,7 @@ class LocalChangelogRegistry(ClosesAtExit):
 
     def claim(self, handles: Sequence[StreamStateHandle], checkpoint_id: int) -> bool:
         """
-        Register all of *handles*, or none if one of their copies was deleted.
+        Register all of *handles*, or none if a copy of any of them was deleted.
 
         Args:
             handles: Handles that are about to be returned.
@@ -201,7 +201,7 @@ class LocalChangelogRegistry(ClosesAtExit):
 
     def abort(self, checkpoint_id: int) -> None:
         """
-        Record that a checkpoint was aborted; keep the copies of other checkpoints.
+        Record that a checkpoint was aborted; copies used by other checkpoints stay.
 
         Thread: any.
         Source: Flink, FsStateChangelogWriter.reset, which discards up to *checkpoint_id* + 1 and
@@ -216,7 +216,7 @@ class LocalChangelogRegistry(ClosesAtExit):
 
     def track(self, handle: FileStateHandle) -> None:
         """
-        Track a new copy that a log holds, until `release` or `drop`.
+        Track a new copy that is used by a log, until `release` or `drop` is called.
 
         Raises:
             UsageError: The handle's path is not absolute.
@@ -229,7 +229,7 @@ class LocalChangelogRegistry(ClosesAtExit):
 
     def release(self, path: str) -> None:
         """
-        Record that no log contains change sets of the file.
+        Record that no log contains change sets of the file any longer.
 
         Thread: any.
         """
@@ -241,7 +241,7 @@ class LocalChangelogRegistry(ClosesAtExit):
 
     def drop(self, path: str) -> None:
         """
-        Delete a copy after its remote file was deleted, even if it is in use.
+        Delete a copy because its remote file was deleted, even if it is in use.
 
         Thread: any.
         """
@@ -260,7 +260,7 @@ class LocalChangelogRegistry(ClosesAtExit):
 
     def close(self, timeout_s: Seconds = 5.0) -> None:
         """
-        Stop tracking, keep the files for a restore, and wait for running deletions.
+        Stop tracking, keep the files for a restore, and wait for deletions in progress.
 
         Blocks: At most *timeout_s*, which is in seconds or a `timedelta`.   Thread: any.
         """
@@ -273,13 +273,13 @@ class LocalChangelogRegistry(ClosesAtExit):
             self._runtime.close(0.0)
 
     def _end_uses(self, over: Callable[[int], bool]) -> list[str]:
-        """Remove uses, and return the copies to delete; called under the lock."""
+        """Remove uses, and return the copies to delete. Called under the lock."""
         for copy in self._copies.values():
             copy.uses = {use for use in copy.uses if not over(use)}
         return self._remove_unneeded(list(self._copies))
 
     def _remove_unneeded(self, paths: Iterable[str]) -> list[str]:
-        """Stop tracking unneeded copies, and return them; called under the lock."""
+        """Stop tracking copies that are not needed, and return them. Called under the lock."""
         unneeded = []
         for path in paths:
             copy = self._copies.get(path)

@@ -1,5 +1,5 @@
 """
-Read a handle's changes: verify every byte, and fetch each file once.
+Read the changes of a handle, verifying every byte and fetching each file once.
 
 The functions need only the store, no storage.  Each file is read from its host-local copy if that
 exists and is intact, else from the store.
@@ -83,7 +83,7 @@ _WINDOW_BYTES: Final = 32 * 1024 * 1024
 
 
 class FileSource(Source, Protocol):
-    """A source of whole files and ranges: an `ObjectStore`, a `DownloadCache`, local files."""
+    """A source of whole files and byte ranges: an `ObjectStore`, a `DownloadCache`, local files."""
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Return *length* bytes from *start*; fewer only at the end of the file."""
@@ -93,7 +93,7 @@ class FileSource(Source, Protocol):
 @dataclass(slots=True)
 class ReadReport:
     """
-    Counts the sources of a restore; filled by one reader at a time.
+    Counts what a restore read from each source; filled by one reader at a time.
 
     Args:
         local_files: Files read from local copies.
@@ -118,7 +118,7 @@ def read_changes(
     metrics: Metrics | None = None,
 ) -> Iterator[StateChange]:
     """
-    Yield the changes of *handle* one by one, set by set.
+    Yield the changes of *handle* one by one, one change set after another.
 
     A set yields its metadata first, then its changes by key group; the changes of a key group are
     in the order of their appends.
@@ -159,7 +159,7 @@ def read_change_batches(
     metrics: Metrics | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """
-    Yield the changes of *handle* in columns, one or more batches for each set.
+    Yield the changes of *handle* in columns, as one or more batches per change set.
 
     Args:
         store: The store that contains the files of the handle.
@@ -194,7 +194,7 @@ def _read_sets(
     disk: FileSource,
     metrics: Metrics | None,
 ) -> Iterator[ChangeBatch]:
-    """Yield the sets of *handle*; consecutive entries of one file share its bytes."""
+    """Yield the change sets of *handle*; consecutive entries in a file are read together."""
     report = report if report is not None else ReadReport()
     copies = _copies_of(handle, local, report)
     # Neighbouring entries of one file share its bytes, and so its request.
@@ -230,7 +230,7 @@ def _read_sets(
 def _copies_of(
     handle: ChangelogStateHandle, local: ChangelogStateHandle | None, report: ReadReport
 ) -> dict[StreamStateHandle, FileStateHandle]:
-    """Return the local copy of each file of *handle* that has one."""
+    """Return the local copies of those files of *handle* that have one."""
     if local is None:
         return {}
     # A copy has the same entries at the same offsets; anything else is the copy of another handle.
@@ -255,7 +255,7 @@ def _read_copy(
     disk: FileSource, copy: FileStateHandle, entries: list[HandleAndOffset], report: ReadReport
 ) -> list[ChangeBatch] | None:
     """
-    Return the sets of *entries* from a local copy, or None if it is damaged.
+    Read the sets of *entries* from a local copy; return None if it is damaged.
 
     All sets are read before the first is yielded, because a yielded set cannot be withdrawn.
     """
@@ -291,7 +291,7 @@ def _read_entries(
 
 
 def _sets_of(segment: Segment, entries: list[HandleAndOffset]) -> Iterable[ChangeBatch]:
-    """Verify the bytes of all *entries*, and then return their sets."""
+    """Verify the bytes of all *entries* before returning their sets."""
     if segment.trailer is None:  # each set has its own checksum at most
         return [_set_at(segment, None, entry) for entry in entries]
     index = segment.sets_by_offset()
@@ -302,7 +302,7 @@ def _read_lone_set(
     store: FileSource, stream: StreamStateHandle, entry: HandleAndOffset
 ) -> ChangeBatch | None:
     """
-    Fetch one set by its position; return None if the whole file must be read.
+    Fetch a single set by its position; return None if the whole file must be read.
 
     A framed file has other bytes at that position, or ends before it.  Then the checksum does not
     match, or the store refuses the range, and the whole file is read next.
@@ -377,7 +377,7 @@ def _as_binary(values: pa.Array) -> Iterator[tuple[pa.Array, int]]:
 
 
 def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa.RecordBatch]]:
-    """Yield the changes of several handles, as `read_change_batches` does for each."""
+    """Yield the changes of several handles, like `read_change_batches` for each."""
     # A local disk answers at once, so no round trip is shared.
     if endpoint_of(store) is None:
         for handle, key_groups in parts:
@@ -395,7 +395,7 @@ def read_logs(store: ObjectStore, parts: Iterable[Part]) -> Iterator[Iterable[pa
 
 
 def _windows(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Yield groups of parts to read at once; a part that is too large forms its own group."""
+    """Yield groups of parts to read together; an oversized part forms its own group."""
     window: list[Part] = []
     size = 0
     for part in parts:
@@ -427,7 +427,7 @@ def _read(store: ObjectStore, parts: Sequence[Part]) -> list[list[pa.RecordBatch
 
 
 class ByteSink(Protocol):
-    """Accepts bytes in order: an open binary file, `io.BytesIO`, a socket's file."""
+    """Accepts bytes in order: an open binary file, `io.BytesIO` or a socket's file."""
 
     def write(self, data: Buffer, /) -> object:
         """Store *data*."""
@@ -436,7 +436,7 @@ class ByteSink(Protocol):
 
 class StateChangeFormat:
     """
-    Writes change sets as one changelog file, and reads one set back.
+    Writes change sets to one changelog file, and reads single sets back.
 
     Args:
         compress: Snappy-frame the payload.
@@ -449,7 +449,7 @@ class StateChangeFormat:
         self, out: ByteSink, change_sets: Iterable[StateChangeSet]
     ) -> dict[StateChangeSet, SetEntry]:
         """
-        Write *change_sets* as one whole file, in this order.
+        Write *change_sets*, in this order, as one complete file.
 
         Args:
             out: Takes the file; it is neither flushed nor closed.
@@ -481,7 +481,7 @@ class StateChangeFormat:
 
     def read(self, data: Buffer, offset: int = 0) -> Iterator[StateChange]:
         """
-        Yield the changes of one set in a file that statelog or Flink wrote.
+        Yield the changes in one set of a file written by statelog or Flink.
 
         Args:
             data: The whole file; every checksum it has is verified.

@@ -58,7 +58,7 @@ class _File:
 
 class TaskChangelogRegistry(ClosesAtExit):
     """
-    Tracks the files of one storage and deletes files that became garbage.
+    Tracks the files of one storage, and deletes them once they are garbage.
 
     Args:
         store: The store that contains the files, or its path or URL.
@@ -89,14 +89,14 @@ class TaskChangelogRegistry(ClosesAtExit):
 
     @property
     def copies(self) -> LocalChangelogRegistry | None:
-        """The registry of the local copies, if there are any."""
+        """The registry of the local copies, or None."""
         return self._copies
 
     def start_tracking(
         self, handle: StreamStateHandle, num_sets: int, copy: FileStateHandle | None = None
     ) -> None:
         """
-        Track a new file that holds *num_sets* change sets of any writers.
+        Track a new file that contains *num_sets* change sets of one or more writers.
 
         Args:
             handle: The file.
@@ -123,7 +123,7 @@ class TaskChangelogRegistry(ClosesAtExit):
             self._files[handle.path] = _File(num_sets, copy_path)
 
     def offer(self, handle: StreamStateHandle) -> None:
-        """Record that the writer returned a handle that refers to the file."""
+        """Record that the writer has returned a handle that references the file."""
         if _is_file(handle):
             with self._runtime.lock:
                 file = self._files.get(handle.path)
@@ -132,7 +132,7 @@ class TaskChangelogRegistry(ClosesAtExit):
                     file.owner = FileOwner.OFFERED
 
     def stop_tracking(self, handle: StreamStateHandle) -> None:
-        """Hand the file over to a checkpoint; this registry no longer deletes it."""
+        """Hand over the file to a checkpoint, so that this registry no longer deletes it."""
         if _is_file(handle):
             with self._runtime.lock:
                 file = self._files.get(handle.path)
@@ -154,7 +154,7 @@ class TaskChangelogRegistry(ClosesAtExit):
             self._clean_up(handle.path, file)
 
     def discard(self, handle: StreamStateHandle) -> None:
-        """Delete a file that is not in any result."""
+        """Delete a file that no result references."""
         if _is_file(handle):
             with self._runtime.lock:
                 # An attempt may fail before its file is tracked, and may have written it all the
@@ -177,7 +177,7 @@ class TaskChangelogRegistry(ClosesAtExit):
 
     def close(self, timeout_s: Seconds = 5.0) -> None:
         """
-        Wait for running deletions, up to the time-out; slower deletions continue.
+        Wait for running deletions, at most for the time-out; slower ones continue.
 
         Blocks: At most *timeout_s*, which is in seconds or a `timedelta`.
         """
@@ -188,12 +188,12 @@ class TaskChangelogRegistry(ClosesAtExit):
             self._runtime.close(0.0)
 
     def _remove(self, path: str, file: _File) -> None:
-        """Stop tracking a file; called under the lock, so that `close` waits for its deletion."""
+        """Stop tracking a file, under the lock, so that `close` waits for its deletion."""
         self._files.pop(path, None)
         self._deleting += file.owner is not FileOwner.CHECKPOINT
 
     def _clean_up(self, path: str, file: _File) -> None:
-        """Delete a file that was removed, and its copy, unless a checkpoint owns it."""
+        """Delete a file that is no longer tracked, and its copy, unless a checkpoint owns it."""
         # The checkpoint's file stays, and its copy for as long as a checkpoint uses it.
         owned = file.owner is FileOwner.CHECKPOINT
         if not owned:
@@ -218,7 +218,7 @@ class TaskChangelogRegistry(ClosesAtExit):
 
 
 def _is_file(handle: object) -> TypeGuard[FileStateHandle]:
-    """Return whether the handle has a file to track; inline state does not."""
+    """Return whether the handle has a file to track, unlike inline state."""
     if isinstance(handle, FileStateHandle):
         return True
     if not isinstance(handle, ByteStreamStateHandle):

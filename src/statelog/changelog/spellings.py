@@ -1,4 +1,4 @@
-"""Make errors about Flink's names show statelog's names."""
+"""Make errors about Flink's names suggest statelog's names."""
 
 from statelog import changelog
 from statelog.flink_names import explain_names

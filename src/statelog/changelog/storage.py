@@ -1,5 +1,5 @@
 """
-The changelog storage: a job's entry point, which assembles all parts.
+The changelog storage: the entry point of a job, which assembles all parts.
 
 Source: Flink, FsStateChangelogStorage.  Deviations: it closes its writers; its construction starts
 no thread and sends no request to the store.
@@ -54,7 +54,7 @@ def download_cache(
     runtime: Runtime,
     metrics: Metrics,
 ) -> DownloadCache | None:
-    """Return the download cache; None without directories or for local disk."""
+    """Return the download cache; None without directories, or for local disk."""
     if not directories or store.url.startswith("file:"):
         return None
     # Imported here: only a storage with directories for it has a cache.
@@ -71,7 +71,7 @@ def download_cache(
 
 
 def local_copies(options: LocalRecoveryOptions) -> LocalRecoveryConfig | None:
-    """Return where local copies are stored; None if they are neither written nor read."""
+    """Return where to store local copies; None if they are neither written nor read."""
     if not options.backup and not options.recovery:
         return None
     # Imported here: only a storage with local copies needs it.
@@ -87,7 +87,7 @@ def check_handle(handle: object) -> None:
 
 
 def check_parts(metrics: object, scheduler: object, registry: object) -> None:
-    """Raise `UsageError` for a part of the wrong class."""
+    """Raise `UsageError` for a part that is not of the expected class."""
     if metrics is not None:
         arguments.instance(metrics, "metrics", Metrics, "a Metrics")
     if scheduler is not None:
@@ -100,7 +100,7 @@ def check_parts(metrics: object, scheduler: object, registry: object) -> None:
 
 
 def check_places(local_recovery: object, cache_directories: object) -> None:
-    """Raise `InvalidOptionsError` for local directories of the wrong type."""
+    """Raise `InvalidOptionsError` if the local directories are of the wrong type."""
     if local_recovery is not None:
         from statelog.changelog.local_recovery import LocalRecoveryConfig
 
@@ -125,7 +125,7 @@ def _new_runtime(options: ChangelogOptions) -> Runtime:
 
 class FsStateChangelogStorage(ClosesAtExit):
     """
-    Changelogs of one job in one process, on an object store.
+    The changelogs of one job in one process, stored in an object store.
 
     Args:
         base_path: Path, URL or store; None to take `options.base_path`.
@@ -221,7 +221,7 @@ class FsStateChangelogStorage(ClosesAtExit):
         )
 
     def _new_writer_context(self) -> WriterContext:
-        """Return the parts that all writers share."""
+        """Return the parts that all writers have in common."""
         return WriterContext(
             scheduler=self._scheduler,
             registry=self._registry,
@@ -243,7 +243,7 @@ class FsStateChangelogStorage(ClosesAtExit):
         inline_bytes: int | None = None,
     ) -> Self:
         """
-        Return the storage that all sections of *options* describe.
+        Return the storage described by all sections of *options*.
 
         Args:
             options: The result of `load_options`; its sections `changelog` and `local-recovery`
@@ -272,38 +272,38 @@ class FsStateChangelogStorage(ClosesAtExit):
 
     @property
     def store(self) -> ObjectStore:
-        """The store that the paths of all handles are relative to."""
+        """The store to which the paths in all handles are relative."""
         return self._store
 
     @property
     def job_id(self) -> str:
-        """Folder of this job below the store's root."""
+        """The folder of this job below the store's root."""
         return self._job_id
 
     @property
     def metrics(self) -> Metrics:
-        """Values of this storage's metrics."""
+        """The values of this storage's metrics."""
         return self._metrics
 
     @property
     def registry(self) -> TaskChangelogRegistry:
-        """Who owns the uploaded files."""
+        """The registry of who owns the uploaded files."""
         return self._registry
 
     @property
     def scheduler(self) -> StateChangeUploadScheduler:
-        """Uploads for all writers; its `availability` says whether a persist would wait."""
+        """Uploads for all writers; its `availability` reports whether a persist would wait."""
         return self._scheduler
 
     @property
     def objects(self) -> ObjectUploads:
-        """Uploads whole objects, such as snapshots, with the retry policy of the options."""
+        """Uploads whole objects, such as snapshots, with the retry policy in the options."""
         return self._objects
 
     @property
     def interrupted(self) -> bool:
         """
-        Whether a writer's call was interrupted.
+        Whether a call of any writer was interrupted.
 
         The storage must be closed and opened again.
         """
@@ -311,7 +311,7 @@ class FsStateChangelogStorage(ClosesAtExit):
 
     @property
     def inline_bytes(self) -> int:
-        """Uploads of at most this many bytes stay inline in their handles; may be changed."""
+        """Uploads of at most this many bytes are stored in their handles; can be changed."""
         return 0 if self._inline is None else self._inline.threshold_bytes
 
     @inline_bytes.setter
@@ -475,13 +475,13 @@ class FsStateChangelogStorage(ClosesAtExit):
             raise
 
     def _readable(self, local: ChangelogStateHandle | None) -> ChangelogStateHandle | None:
-        """Return *local* if this storage may read local copies."""
+        """Return *local* if this storage is configured to read local copies."""
         config = self._local_recovery
         return local if config is not None and config.recovery else None
 
     def _interrupted(self, error: BaseException) -> None:
         """
-        Reject later calls of all writers, and fail their pending persists.
+        Reject all later calls of all writers, and fail their pending persists.
 
         All, because what was interrupted may have been a step of the scheduler that they share.
         """

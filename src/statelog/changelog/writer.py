@@ -1,5 +1,5 @@
 """
-The writer: it numbers change sets and makes them durable on request.
+The writer: numbers change sets, and makes them durable on request.
 
 Appends are in `append_side.py`; they take no lock.  Everything that concerns sets is decided by
 `core/change_log.py`, under the storage's lock.  So any thread may call a writer: each call is one
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterContext:
     """
-    The parts that all writers of a storage share.
+    The parts that all writers of a storage have in common.
 
     Args:
         scheduler: Uploads change sets.
@@ -96,7 +96,7 @@ class WriterContext:
 
 class FsStateChangelogWriter(AppendSide, ClosesAtExit):
     """
-    Writes change sets as files in an object store.
+    Writes change sets to files in an object store.
 
     `FsStateChangelogStorage.create_writer` returns one; do not construct it.
 
@@ -145,7 +145,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
 
     @property
     def key_group_range(self) -> KeyGroupRange:
-        """The key groups this writer accepts."""
+        """The key groups that this writer accepts."""
         return self._key_group_range
 
     def initial_sequence_number(self) -> SequenceNumber:
@@ -256,7 +256,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         self, from_sqn: SequenceNumber | int, to_sqn: SequenceNumber | int, checkpoint_id: int
     ) -> None:
         """
-        Record that a checkpoint was aborted; keep the changes.
+        Record that a checkpoint was aborted; the changes are kept.
 
         The next `persist` reuses uploaded sets.  Local copies that neither this log nor another
         checkpoint needs are deleted.
@@ -320,14 +320,14 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
     # --- inside -----------------------------------------------------------------------------------
 
     def _cut(self) -> None:
-        """Make a change set from the appended changes.  Called under the lock."""
+        """Turn the appended changes into a change set. Called under the lock."""
         batches, size_bytes = self._take_batches()
         if batches:
             self._step(ChangesCut(batches, size_bytes))
         self._measure_free_bytes(self._log.pending_bytes)
 
     def _flush(self) -> None:
-        """Upload all pending changes ahead of a checkpoint."""
+        """Upload all pending changes before a checkpoint asks for them."""
         with self._runtime.lock:
             self._cut()
             actions = self._step(FlushRequested())
@@ -343,7 +343,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         self._perform(actions)
 
     def _perform(self, actions: list[Action]) -> None:
-        """Perform the core's actions.  Called without the lock, inside a step."""
+        """Perform the actions returned by the core. Called without the lock, within a step."""
         for index, action in enumerate(actions):
             try:
                 self._perform_one(action)
@@ -394,7 +394,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         self._on_close(self._log_id)
 
     def after_fork(self) -> None:
-        """Reject every later append in a forked child."""
+        """Reject all later appends in a forked child process."""
         self._end_appends()
 
     def _interrupted(self, error: BaseException) -> None:
@@ -402,7 +402,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
 
     def refuse_calls(self, interrupt: BaseException) -> None:
         """
-        Reject all later calls except close, and fail pending persists after an interrupt.
+        After an interrupt, reject all later calls except close, and fail pending persists.
 
         Args:
             interrupt: What interrupted a call of a writer of the storage.
@@ -435,7 +435,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
 
 
 def interrupted_text(what: str, interrupt: BaseException) -> str:
-    """Return the error message for a call after an interrupt."""
+    """Return the error message for calls made after an interrupt."""
     return (
         f"{what} cannot be used: a {type(interrupt).__name__} interrupted a call of a writer of its "
         "storage, so what the call did is unknown; close the storage and open it again"
@@ -448,7 +448,7 @@ def _handles(results: tuple[UploadResult, ...]) -> list[StreamStateHandle]:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A pending persist: its future, its checkpoint, and the time of its call."""
+    """A pending persist: its future, its checkpoint, and the time of the call."""
 
     future: PoolFuture[SnapshotResult[ChangelogStateHandle]]
     checkpoint_id: int
@@ -492,7 +492,7 @@ class PendingPersists:
     def complete(
         self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
     ) -> None:
-        """Complete a persist with *results*; a persist that an interrupt ended keeps its error."""
+        """Complete a persist with *results*, unless an interrupt has already ended it."""
         persist = self._pending.get(persist_id)
         if persist is None:
             return
@@ -502,7 +502,7 @@ class PendingPersists:
         self._pending.pop(persist_id, None)  # last: if this is interrupted, `fail_all` ends it
 
     def fail(self, persist_id: int, error: BaseException) -> None:
-        """Fail a persist with an error that says what to do.  Called without the lock."""
+        """Fail a persist with an error that includes advice. Called without the lock."""
         persist = self._pending.get(persist_id)
         if persist is not None:
             persist.future.fail(self._explain(error))
@@ -530,7 +530,7 @@ class PendingPersists:
     def _local_copy(
         self, handle: ChangelogStateHandle, results: tuple[UploadResult, ...]
     ) -> ChangelogStateHandle | None:
-        """Return the handle of the local copy, if every set has one or is inline."""
+        """Return the handle of the local copy if every set has a copy or is inline."""
         if self._registry.copies is None or all(result.local is None for result in results):
             return None
         entries = []

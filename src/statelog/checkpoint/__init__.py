@@ -1,5 +1,5 @@
 """
-Commit, read and delete checkpoints.
+Checkpoints: commit them, read them and delete them.
 
     stream_factory   state of a task as an inline handle or an object; state_stream reads it back
     coordinator      tasks acknowledge, one object commits; ownership fences earlier owners

@@ -1,5 +1,5 @@
 """
-Attachments: objects that a checkpoint references besides its state, and the log that writes them.
+Attachments: objects that a checkpoint references besides its state, and their log.
 
 The record of a micro-batch lists them.  An attachment has a kind, which is a text here: the
 features that use the kinds know what is in the objects.  Whatever walks a location uses this record
@@ -73,20 +73,20 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def handle(self) -> FileStateHandle:
-        """The object's handle; the size is -1 (unknown) if the object may be overwritten."""
+        """The handle of the object; its size is -1 (unknown) if the object may be overwritten."""
         return FileStateHandle(self.path, -1 if self.crc is None else self.size, self.crc)
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableAttachment:
-    """An object that was skipped in a result."""
+    """An object that was skipped because it could not be read."""
 
     path: str
     problem: str
 
 
 def of_kinds(attachments: Iterable[Attachment], *kinds: str) -> tuple[Attachment, ...]:
-    """Return the attachments of some kinds, in their order."""
+    """Return the attachments of some kinds, in their original order."""
     return tuple(attachment for attachment in attachments if attachment.kind in kinds)
 
 
@@ -94,7 +94,7 @@ def in_force(
     attachments: Iterable[Attachment], checkpoint_id: int | None = None
 ) -> dict[str, Attachment]:
     """
-    Return the newest attachment with each name.
+    Return only the newest attachment with each name.
 
     Args:
         attachments: Attachments of one kind, whose names have versions.
@@ -146,7 +146,7 @@ def read_attachment(
 
 def attachments_in(properties: Mapping[str, Json]) -> tuple[Attachment, ...]:
     """
-    Return the attachments in the properties of a checkpoint.
+    Return the attachments listed in the properties of a checkpoint.
 
     () if it has none, or others than ours.
     """
@@ -163,11 +163,11 @@ PutObject: TypeAlias = Callable[[Callable[[str], str], bytes], FileStateHandle]
 
 
 class Contents(Protocol):
-    """An object's items in memory."""
+    """The items of an object, in memory."""
 
     def joined(self, skip: int, later: Self) -> Self | None:
         """
-        Return these items and later ones.
+        Return these items followed by later ones.
 
         None if they cannot be in one object, or need too much memory.
 
@@ -177,13 +177,13 @@ class Contents(Protocol):
         """
 
     def encode(self) -> bytes:
-        """Return the object."""
+        """Encode the items as an object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachmentPolicy:
     """
-    How a query writes, joins and retains the attachments of a kind.
+    How a query writes, joins and retains attachments of one kind.
 
     Args:
         kind: The kind.
@@ -238,7 +238,7 @@ class Addition:
 
 
 class _Batch(NamedTuple):
-    """The items of one micro-batch in an object: their time and their number."""
+    """The items that one micro-batch added to an object: their time and their number."""
 
     at_ms: int
     checkpoint_id: int
@@ -248,7 +248,7 @@ class _Batch(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Tail:
     """
-    The newest object of a place.
+    The newest object of one place, which may still grow.
 
     Args:
         path: Its name.
@@ -263,7 +263,7 @@ class _Tail:
 
 class AttachmentLog:
     """
-    The attachments of one kind, for the checkpoints of one run.
+    The attachments of one kind in the checkpoints of one run.
 
     `entries` writes before the commit, and `committed` notes the commit: what a failed commit wrote
     is never joined.
@@ -335,14 +335,14 @@ class AttachmentLog:
         return self._bounded([*present.values(), *fresh])
 
     def committed(self) -> None:
-        """Record that the checkpoint of the last `entries` was committed."""
+        """Record that the checkpoint of the last call of `entries` was committed."""
         self._tails = self._next
 
     def _write(
         self, place: _Place, sent: Sequence[Addition], batch: _Batch, present: dict[str, Attachment]
     ) -> list[Attachment]:
         """
-        Write the items that tasks sent.
+        Write the items that the tasks returned.
 
         With the items of the tail, which is then no longer kept, if it fits.
         """
@@ -372,7 +372,7 @@ class AttachmentLog:
     def _joined(
         self, tail: _Tail, later: Contents, batch: _Batch
     ) -> tuple[Contents, tuple[_Batch, ...], bytes] | None:
-        """Return the young items of the tail and later items, with micro-batches and object."""
+        """Join the recent items of the tail with later ones, if they fit into one object."""
         policy = self._policy
         old = [earlier for earlier in tail.batches if earlier.at_ms <= batch.at_ms - policy.age_ms]
         young = tail.batches[len(old) :]
@@ -407,7 +407,7 @@ class AttachmentLog:
         )
 
     def _bounded(self, every: Sequence[Attachment]) -> tuple[Attachment, ...]:
-        """Return the newest attachments up to the limit, and all of this micro-batch."""
+        """Return the newest attachments up to the limit, but always all from this micro-batch."""
         policy = self._policy
         # Two bounds: of checkpoints, and of objects.  What this micro-batch wrote is never dropped.
         ids = sorted({attachment.newest for attachment in every})[-policy.checkpoints_max :]

@@ -1,5 +1,5 @@
 """
-The audit log of a location: who changed it, when, how and from which host.
+The audit log of a location: who changed it, when, how, and from which host.
 
 A line is two small objects in `audit/`.  The first is put before the first change of an operation,
 the second after its end, so an operation that was cut off has only the first.  Neither is ever
@@ -106,7 +106,7 @@ class EndPart(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLine:
     """
-    One operation that changed a location.
+    An operation that changed a location.
 
     Args:
         name: Its time and attempt, by which lines are sorted.
@@ -148,7 +148,7 @@ def encoded(part: BeginPart | EndPart) -> bytes:
 
 
 def read_audit_log(store: ObjectStore, limit: int | None = None) -> AuditLog:
-    """Return the audit lines of a location, including reports of damaged objects."""
+    """Read the audit lines of a location; damaged objects are reported as problems."""
     # A line is found by the objects that exist; either of its two may be missing.
     lines: dict[str, dict[str, ObjectInfo]] = {}
     unknown = []
@@ -217,7 +217,7 @@ class _Version(msgspec.Struct):
 
 
 def problems_of(log: AuditLog) -> list[str]:
-    """Return the problems of the audit log, one per line."""
+    """Return the problems found in the audit log, one per line."""
     problems = [f"{line.name}: {line.problem}" for line in log.lines if line.problem]
     return problems + [f"{path} is not part of an audit line" for path in log.unknown]
 
@@ -234,7 +234,7 @@ _ITEMS_MAX: Final = 32
 
 class AuditedOperation:
     """
-    An operation, and the audit line that it writes.
+    An operation together with the audit line that it writes.
 
     Thread: any.
     """
@@ -256,7 +256,7 @@ class AuditedOperation:
         self._result: JsonObject = {}
 
     def begin(self) -> None:
-        """Write the first object of the line, unless an earlier call did."""
+        """Write the first object of the line, unless it has already been written."""
         if self._outer is not None:
             self._outer()
             return
@@ -294,12 +294,12 @@ class AuditedOperation:
         self._line = line
 
     def result(self, **facts: Json) -> None:
-        """Record the result, which the end of the line contains."""
+        """Record the result, which is included in the end of the line."""
         self._result.update(facts)
 
     def end(self, error: Exception | None = None) -> None:
         """
-        Write the second object of the line if something was changed.
+        Write the second object of the line if anything was changed.
 
         A store that fails is logged: the operation is over, and its line remains unfinished.
         """
@@ -322,7 +322,7 @@ class AuditedOperation:
 @contextlib.contextmanager
 def audited(store: ObjectStore, operation: str, **arguments: Json) -> Iterator[AuditedOperation]:
     """
-    Write one audit line if the operation in the `with` block changes a location.
+    Write an audit line if the operation in the `with` block changes a location.
 
     An operation inside of another one on the same store is part of its line.  An interrupt leaves
     the line without an end, as a kill does.
@@ -373,7 +373,7 @@ def _text(text: str) -> str:
 
 
 def _short(facts: JsonObject) -> JsonObject:
-    """Return facts without those that are None, cut to the size of a line."""
+    """Drop facts that are None, and shorten the others to fit into a line."""
     return {name: _shortened(fact) for name, fact in facts.items() if fact not in (None, "")}
 
 

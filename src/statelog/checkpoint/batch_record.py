@@ -1,5 +1,5 @@
 """
-The record of a micro-batch, stored in its checkpoint next to the state.
+The record of a micro-batch, which its checkpoint contains next to the state.
 
 Format: docs/reference/formats/checkpoint_metadata.md.
 """
@@ -30,7 +30,7 @@ _VERSION: Final = 6
 
 class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    One operator of a query after a micro-batch.
+    The record of one operator after a micro-batch.
 
     Args:
         operator_id: Name of the operator.
@@ -103,11 +103,11 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def delivered(self) -> DeliveredBatch:
-        """The micro-batch, as sinks record it."""
+        """The micro-batch in the form in which sinks record it."""
         return DeliveredBatch(self.location, self.timeline, self.batch_id, self.position or "")
 
     def to_properties(self) -> JsonObject:
-        """Return the checkpoint's properties; its staged files are deleted with it."""
+        """Return the properties of the checkpoint; staged files are deleted together with it."""
         properties: JsonObject = msgspec.to_builtins(self)
         properties |= {"figures": self.figures.stored(), "version": _VERSION}
         files = [handle.path for handle in self.staged_files()]
@@ -117,7 +117,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @classmethod
     def of(cls, checkpoint: CompletedCheckpoint) -> BatchRecord:
-        """Return the record in a checkpoint; errors: see `of_properties`."""
+        """Return the record in a checkpoint; raises like `of_properties`."""
         return cls.of_properties(checkpoint.properties, checkpoint.checkpoint_id)
 
     @classmethod
@@ -146,14 +146,14 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return record
 
     def staged_files(self) -> list[FileStateHandle]:
-        """Return the handles of staged rows in separate files."""
+        """Return the handles of staged rows that are in separate files."""
         handles = [stream_handle_from_json(value) for value in self.output_files]
         return [handle for handle in handles if isinstance(handle, FileStateHandle)]
 
 
 def check_source_folders(folders: Sequence[str] | None, logs: Sequence[SourceLog] | None) -> None:
     """
-    Check the names of source logs in a record.
+    Check the names of the source logs in a record.
 
     Files there are read, and a rewind deletes some.
     """

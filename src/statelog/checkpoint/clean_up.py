@@ -1,5 +1,5 @@
 """
-Delete garbage: objects that an owner no longer needs, or all garbage of a location.
+Delete garbage: what an owner no longer needs, or everything that no checkpoint needs.
 
 Garbage collection marks the objects that retained checkpoints reach and deletes the other ones that
 are old enough, because a younger object may belong to a checkpoint under way.  In doubt it keeps
@@ -68,7 +68,7 @@ _NS_PER_MS: Final = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentRelease:
     """
-    What ends the dependence of a location on a parent that it no longer reads.
+    How a location gives up its dependence on a parent that it no longer reads.
 
     Args:
         parent_id: The id of the parent in the location.
@@ -86,7 +86,7 @@ class ParentRelease:
 
 def release_parent(store: LocationStore, parent_id: str, *, apply: bool) -> ParentRelease:
     """
-    Delete a location's tag in its parent, and its reference to the parent.
+    Delete a location's tag in its parent, and the location's reference to the parent.
 
     An earlier call may have deleted either of them; a parent that was deleted is no error.  A tag
     that names another location is left, and so is one in a bucket or store that the caller has not
@@ -147,7 +147,7 @@ class CleanUpReport:
     dry_run: bool = False
 
     def merged(self, later: CleanUpReport) -> CleanUpReport:
-        """Combine this report with a *later* one of the same call."""
+        """Combine this report with a *later* one from the same call."""
         return replace(
             later,
             deleted=(*self.deleted, *later.deleted),
@@ -158,7 +158,7 @@ class CleanUpReport:
 
 def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
     """
-    Delete objects, many per request, and stop after a few failures.
+    Delete objects, many per request; stop after a few failures.
 
     The order of *paths* is kept where it matters: the metadata of a checkpoint and the objects it
     refers to never share a request, because a failed request may have deleted any part of it.  Such
@@ -187,7 +187,7 @@ def delete_objects(store: ObjectStore, paths: Iterable[str]) -> CleanUpReport:
 
 
 def _parts(paths: Iterable[str]) -> Iterator[list[str]]:
-    """Yield *paths* in order, in chunks that contain either only metadata or none."""
+    """Split *paths*, in order, into chunks that contain either only metadata or none."""
     for _, run in groupby(paths, key=lambda path: parse_checkpoint_metadata(path) is not None):
         while request_paths := list(islice(run, _PART_MAX)):
             yield request_paths
@@ -264,7 +264,7 @@ def collect_garbage(
 
 def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
     """
-    Return every object that a retained checkpoint needs, including metadata.
+    Return every object that a retained checkpoint needs, including its metadata.
 
     Returns:
         The names; None if this is not a location of statelog.
@@ -291,13 +291,13 @@ def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
 
 
 def is_kept_entry(store: ObjectStore, path: str, newest: int) -> bool:
-    """Return whether an object that no retained checkpoint needs is an entry that must stay."""
+    """Return whether an object that no checkpoint needs is an entry that must be kept."""
     number = parse_checkpoint_metadata(path)
     return number is not None and (number > newest or may_be_claim(store, number))
 
 
 def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
-    """Return the objects that a garbage collection may delete in parents; change nothing."""
+    """Return the objects that garbage collection would delete in parents; change nothing."""
     releases = _release_parents(store, frozenset(), apply=False)
     return tuple(release for release in releases if release.tags or release.problem)
 
@@ -305,7 +305,7 @@ def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
 def _release_parents(
     store: ObjectStore, needed: frozenset[str], *, apply: bool
 ) -> tuple[ParentRelease, ...]:
-    """Delete the tags that pin parents' checkpoints that a location no longer needs."""
+    """Delete the tags that pin checkpoints in parents that a location no longer needs."""
     if not isinstance(store, LocationStore):
         return ()
     return tuple(
@@ -316,7 +316,7 @@ def _release_parents(
 
 
 def is_ours(path: str) -> bool:
-    """Return whether the path belongs to state, log, output or a checkpoint."""
+    """Return whether a path belongs to state, the log, output or a checkpoint."""
     folder, separator, _ = path.partition("/")
     if not separator:
         return False
@@ -338,7 +338,7 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
 
 class BatchedCleanUp:
     """
-    Deletes objects that no retained checkpoint needs, for one owner.
+    Deletes, on behalf of one owner, objects that no retained checkpoint needs.
 
     Each batch is two requests in another thread, and two steps of the ledger in the driver's::
 
@@ -368,13 +368,13 @@ class BatchedCleanUp:
         self._leftovers: tuple[int, ...] = ()
 
     def begin(self, leftovers: tuple[int, ...] = ()) -> None:
-        """Start after a restore, which has replaced the content of the ledger."""
+        """Start after a restore, which has replaced the contents of the ledger."""
         self._running = None  # its results belong to the history before
         self._waits_since_ms = None
         self._leftovers = leftovers
 
     def now(self, ledger: CheckpointLedger) -> CleanUpReport:
-        """Delete every unneeded object; list only the tags."""
+        """Delete every object that is no longer needed; list only the tags."""
         # The batch under way may delete the same objects, so its result comes first.
         self._finish(ledger)
         self._waits_since_ms = None
@@ -391,7 +391,7 @@ class BatchedCleanUp:
         return report
 
     def when_due(self, ledger: CheckpointLedger) -> None:
-        """Record the results of the current batch, and start the next one if it is due."""
+        """Process the results of the current batch, and start the next batch if one is due."""
         while self._running is not None:
             # Twice a batch: the store is slower than the query, so the query waits for it.
             is_full = len(ledger.subsumed) >= 2 * BATCH_COMMITS
@@ -425,7 +425,7 @@ class BatchedCleanUp:
         return CleanUpRequested(read_pins(self._store), leftovers, subsumed)
 
     def _take_result(self, ledger: CheckpointLedger) -> None:
-        """Wait for the current request, and start the next one."""
+        """Wait for the current request to finish, and start the next one."""
         running = self._running
         self._running = None
         result = None if running is None else running.result()
@@ -441,7 +441,7 @@ class BatchedCleanUp:
     def _deletions(
         self, ledger: CheckpointLedger, request: CleanUpRequested
     ) -> list[DeleteObjects]:
-        """Process a finished listing; return the deletions that the ledger asks for."""
+        """Process a finished listing, and return the deletions that the ledger requests."""
         # With the pins the leftovers are settled, whether they were deleted or pinned.
         if request.pins is not None:
             self._leftovers = ()
@@ -449,7 +449,7 @@ class BatchedCleanUp:
         return [action for action in actions if isinstance(action, DeleteObjects)]
 
     def _finish(self, ledger: CheckpointLedger) -> None:
-        """Wait for the current batch; objects that it could not delete stay in the queue."""
+        """Wait for the current batch; objects that could not be deleted stay in the queue."""
         while self._running is not None:
             try:
                 self._take_result(ledger)

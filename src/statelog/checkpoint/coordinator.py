@@ -1,5 +1,5 @@
 """
-The coordinator: when all tasks have acknowledged, one object commits the checkpoint.
+The coordinator: once all tasks have acknowledged, one object commits the checkpoint.
 
 A checkpoint exists once the put-if-absent of `chk-<id>/_metadata` has succeeded.  Every step before
 it can be repeated, and every step after it can be lost.  Decisions are in `core.checkpoint_ledger`.
@@ -70,7 +70,7 @@ _SIZES = (
 
 class CheckpointCoordinator:
     """
-    Completes checkpoints of one location, for one owner.
+    Completes checkpoints in one location, on behalf of one owner.
 
     The order of calls: `claim`, `restore`, and then for every checkpoint `trigger`, `acknowledge`
     for each range, `complete` (or `decline`), `clean_up`.
@@ -135,7 +135,7 @@ class CheckpointCoordinator:
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
-        """The newest checkpoint this coordinator has restored or completed."""
+        """The newest checkpoint that this coordinator has restored or completed."""
         return self._ledger.latest
 
     @property
@@ -145,17 +145,17 @@ class CheckpointCoordinator:
 
     @property
     def committed_bytes(self) -> int:
-        """Size in bytes of the last object that `complete` wrote."""
+        """The size in bytes of the object that `complete` wrote last."""
         return self._committed_bytes
 
     @property
     def epoch(self) -> int | None:
-        """The sequence number of this owner's claim; None before `claim`."""
+        """The sequence number of this owner's claim, or None before `claim` is called."""
         return None if self._claim is None else self._claim.number
 
     def claim(self, entries: Entries | None = None) -> int:
         """
-        Claim the location; afterwards every earlier owner fails with `FencedError`.
+        Claim the location; after that, every earlier owner fails with `FencedError`.
 
         Call `restore` afterwards, because the earlier owner may have committed meanwhile.
 
@@ -203,7 +203,7 @@ class CheckpointCoordinator:
         self, checkpoint_id: int | None = None, *, begins_timeline: bool = False
     ) -> CompletedCheckpoint | None:
         """
-        Find the checkpoint to continue from.
+        Find the checkpoint from which to continue.
 
         A damaged newest checkpoint is reported, never skipped.  Restoring an older one by its id
         gives up the newer ones, and begins a new timeline: `clean_up` deletes them after the first
@@ -291,7 +291,7 @@ class CheckpointCoordinator:
 
     def acknowledge(self, checkpoint_id: int, snapshot: TaskStateSnapshot) -> None:
         """
-        Record one task's durable state; the last call for a range counts.
+        Record the durable state of one task; the last call for a range takes precedence.
 
         Raises:
             CheckpointError: It does not fit the checkpoint under way (`reason`).
@@ -407,7 +407,7 @@ class CheckpointCoordinator:
 
     def checkpoints(self) -> list[int]:
         """
-        Return the ids of the checkpoints that can be restored, ascending.
+        Return the ids of the checkpoints that can be restored, in ascending order.
 
         Raises:
             CheckpointError: Not restored yet, and the newest checkpoint is damaged.
@@ -430,7 +430,7 @@ class CheckpointCoordinator:
 
     def section(self, checkpoint_id: int, tag: bytes) -> bytes | None:
         """
-        Return a caller's section of a checkpoint, or None; raises like `Entries.load`.
+        Return a section that a caller added to a checkpoint, or None; raises like `Entries.load`.
 
         Blocks: On the store.   Thread: any.
         """
@@ -456,7 +456,7 @@ class CheckpointCoordinator:
 
     def clean_up_when_due(self) -> None:
         """
-        Clean up in batches, in a separate thread; see `BatchedCleanUp`.
+        Clean up in batches in a separate thread; see `BatchedCleanUp`.
 
         Raises:
             FencedError, StoreError: As `clean_up`; the requests of a batch raise in a later call.
@@ -468,7 +468,7 @@ class CheckpointCoordinator:
 
 class CheckpointRecorder:
     """
-    Records the sizes of checkpoints and of their snapshots.
+    Records the sizes of checkpoints and of their snapshots as metrics.
 
     Thread: The driver's; values may be read from any thread.
     """
@@ -483,7 +483,7 @@ class CheckpointRecorder:
     def completed(
         self, checkpoint: CompletedCheckpoint, previous: CompletedCheckpoint | None
     ) -> None:
-        """Record a completed checkpoint; parts shared with *previous* are not new."""
+        """Record a completed checkpoint; parts shared with *previous* do not count as new."""
         # What the parent has too was counted with an earlier checkpoint.
         before = set(previous.materialized) if previous is not None else set()
         sizes = [
@@ -502,7 +502,7 @@ class CheckpointRecorder:
         )
 
     def snapshots_started(self, runs: int) -> None:
-        """Count *runs* snapshots that start."""
+        """Count *runs* snapshots as started."""
         self._metrics.count("started_materialization", runs)
 
     def snapshots_completed(self, runs: int, milliseconds: float) -> None:

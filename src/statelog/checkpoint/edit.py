@@ -1,5 +1,5 @@
 """
-The edit session: how operations other than a query commit.
+The edit session: how operations that are not part of a query commit changes.
 
     with edit_session(store, "forget") as session:
         session.claim(newest)
@@ -53,7 +53,7 @@ from statelog.store import ObjectStore
 @dataclass(frozen=True, slots=True)
 class StagedRows:
     """
-    The staged rows of a micro-batch.
+    The staged rows of one micro-batch.
 
     Args:
         section: Those in the checkpoint's own object, or None.
@@ -89,7 +89,7 @@ def edit_session(
     **arguments: Json,
 ) -> Iterator[EditSession]:
     """
-    Return a session for one operation; the audit log records it as one line.
+    Return a session for one operation, which the audit log records as one line.
 
     Args:
         store: The store of the location.
@@ -105,7 +105,7 @@ def edit_session(
 
 class EditSession:
     """
-    The commit of an owner other than a query; see `edit_session`.
+    Commits on behalf of an owner that is not a query; see `edit_session`.
 
     Args:
         store: The store of the location.
@@ -139,7 +139,7 @@ class EditSession:
 
     @property
     def checkpoint_id(self) -> int:
-        """The id of the checkpoint that a commit creates."""
+        """The id of the checkpoint that the commit creates."""
         return self._coordinator.next_checkpoint_id
 
     def _claim(self, like: CompletedCheckpoint) -> None:
@@ -156,7 +156,7 @@ class EditSession:
 
     def claim_older(self, checkpoint_id: int) -> None:
         """
-        Claim a location whose newest checkpoint may be damaged, for `commit_older`.
+        Claim a location whose newest checkpoint may be damaged, to call `commit_older`.
 
         Args:
             checkpoint_id: The older checkpoint.
@@ -167,7 +167,7 @@ class EditSession:
 
     def claim(self, expected: CompletedCheckpoint) -> None:
         """
-        Claim the location for `commit`.
+        Claim the location, to call `commit`.
 
         Args:
             expected: The newest checkpoint that the caller has read.
@@ -203,7 +203,7 @@ class EditSession:
         attachments: tuple[Attachment, ...] | None = None,
     ) -> CompletedCheckpoint:
         """
-        Commit changes on top of the claimed checkpoint.
+        Commit changes that are based on the claimed checkpoint.
 
         Args:
             changes: What was written, by disjoint ranges of key groups; none for the state as it
@@ -252,7 +252,7 @@ class EditSession:
 
     def commit_older(self, checkpoint_id: int, **changed: Json) -> CompletedCheckpoint:
         """
-        Commit an older checkpoint's state as the newest checkpoint; see `commit_older`.
+        Commit the state of an older checkpoint as the newest one; see `commit_older`.
 
         Nothing is cleaned up: an active run needs its checkpoints until its next commit, where it
         is fenced.
@@ -271,7 +271,7 @@ class EditSession:
         files: Mapping[str, bytes] | None = None,
     ) -> Tag:
         """
-        Pin a checkpoint, so that it is retained; raises like `put_tag` and `keep_tag`.
+        Pin a checkpoint so that it is retained; raises like `put_tag` and `keep_tag`.
 
         Args:
             tag: The tag.  With a path it is the tag of an earlier call, which may have ended before
@@ -295,7 +295,7 @@ class EditSession:
         location_id: str | None = None,
     ) -> bool:
         """
-        Claim a number in a location that is made from a different one; *next_number* follows it.
+        Claim a number in a location built from a different one; *next_number* comes after it.
 
         A query that starts here meanwhile then wants *next_number* too, and one of both is refused.
 
@@ -328,7 +328,7 @@ class EditSession:
         self, checkpoint: CompletedCheckpoint, sections: Mapping[bytes, bytes]
     ) -> None:
         """
-        Commit a different location's checkpoint as the first one, under its original number.
+        Commit a checkpoint of a different location as the first one, under its original number.
 
         Raises:
             FencedError: Another owner's entry has the number.
@@ -344,7 +344,7 @@ def commit_older(
     coordinator: CheckpointCoordinator, store: ObjectStore, older_id: int, **changed: Json
 ) -> CompletedCheckpoint:
     """
-    Commit an older checkpoint's state as the newest checkpoint, on a new timeline.
+    Commit the state of an older checkpoint as the newest one, on a new timeline.
 
     Args:
         coordinator: The owner, which has claimed the location.
@@ -368,14 +368,14 @@ def commit_older(
 
 
 def with_record(properties: Mapping[str, Json], record: BatchRecord) -> dict[str, Json]:
-    """Return the properties of a checkpoint with a different micro-batch record."""
+    """Return a checkpoint's properties with the record of its micro-batch replaced."""
     names = record.__struct_fields__
     others = {name: value for name, value in properties.items() if name not in names}
     return {**others, **record.to_properties()}
 
 
 def _unreserved(sections: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Return the checkpoint sections that a commit does not write itself."""
+    """Return the sections of a checkpoint that a commit does not write itself."""
     return {tag: data for tag, data in sections.items() if tag not in RESERVED_TAGS}
 
 

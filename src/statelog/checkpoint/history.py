@@ -1,5 +1,5 @@
 """
-Read back a location's entries: which exist, and which checkpoint is the newest.
+Read the entries of a location: which exist, and which checkpoint is the newest.
 
 Checkpoints and claims are entries of one sequence, `chk-<number>/_metadata`.  The highest entry is
 the newest checkpoint, or a claim, which names it.  A location is also found by the
@@ -50,7 +50,7 @@ _NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint as it is stored."""
+    """A checkpoint together with its stored object."""
 
     checkpoint: CompletedCheckpoint
     sections: Mapping[bytes, bytes]
@@ -61,7 +61,7 @@ Entry: TypeAlias = StoredCheckpoint | ClaimRecord
 
 
 def present_ids(store: ObjectStore) -> list[int]:
-    """Return the folder numbers of all entries, ascending; a folder may lack metadata."""
+    """Return the numbers of all entries, ascending, including folders without metadata."""
     return _numbers(store.list_folders())
 
 
@@ -93,7 +93,7 @@ def read_checkpoint(
 
 def fetch_checkpoint(store: ObjectStore, checkpoint_id: int) -> StoredCheckpoint:
     """
-    Read one checkpoint with a single request, for a reader that needs its inline change sets.
+    Read a checkpoint with one request, for a reader that needs its inline change sets.
 
     They are verified when they are read.  Arguments, errors and `Blocks:` are those of
     `read_checkpoint`.
@@ -116,7 +116,7 @@ def _no_claim(entry: Entry) -> StoredCheckpoint:
 
 
 def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
-    """Return the entry in a trailer, or raise `CorruptionError`."""
+    """Return the entry contained in a trailer, or raise `CorruptionError`."""
     if trailer is None or CHECKPOINT_TAG not in trailer.sections:
         raise CorruptionError(
             f"damaged checkpoint metadata {path}: its {size} bytes contain no checkpoint record "
@@ -141,7 +141,7 @@ def _entry(trailer: Trailer | None, path: str, size: int, number: int) -> Entry:
 
 
 def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
-    """Return an object's trailer, and the size of the whole object."""
+    """Return the trailer of an object, and the size of the whole object."""
     # Usually one request: the record is at the end, and the end is small.
     tail, size = read_tail(store, path, _TAIL_SIZE)
     if len(tail) >= FOOTER.size:
@@ -154,7 +154,7 @@ def _read_trailer(store: ObjectStore, path: str) -> tuple[Trailer | None, int]:
 
 class Entries:
     """
-    The entries of a location, each read at most once.
+    The entries of a location; each entry is read at most once.
 
     Entries never change.  An owner may delete entries while they are read here; then the listing is
     taken again.
@@ -169,18 +169,18 @@ class Entries:
 
     @property
     def ids(self) -> list[int]:
-        """The numbers of the entries in ascending order, as of the last listing."""
+        """The numbers of the entries as of the last listing, in ascending order."""
         return self.list_again().ids if self._ids is None else self._ids
 
     def list_again(self) -> Entries:
-        """List the entries again, and keep those already read."""
+        """List the entries again, without forgetting those that were already read."""
         folders = list(self.store.list_folders())
         self.copy_id = next(filter(None, map(parse_copy_folder, folders)), None)
         self._ids = _numbers(folders)
         return self
 
     def end_with(self, claim: ClaimRecord) -> None:
-        """Add a claim; later entries of the listing do not count."""
+        """End the sequence with a claim; later entries in the listing are ignored."""
         self._entries[claim.number] = claim
         self._ids = [number for number in self.ids if number <= claim.number]
 
@@ -195,12 +195,12 @@ class Entries:
         return _no_claim(self.read(checkpoint_id))
 
     def read_before(self, number: int) -> Entry | None:
-        """Return an entry that was read before; None if it was not."""
+        """Return an entry that has already been read, or None."""
         return self._entries.get(number)
 
     def top(self) -> Entry | CorruptionError | None:
         """
-        Return the highest entry, or why it is damaged; None if there is none.
+        Return the highest entry, or the reason that it is damaged; None without entries.
 
         The listing ends with it then: every entry of a listing may be deleted before one was read.
         """
@@ -217,7 +217,7 @@ class Entries:
 
     def lowest(self) -> Entry | None:
         """
-        Return the lowest entry, the first claim unless the location is a copy.
+        Return the lowest entry, which is the first claim unless the location is a copy.
 
         None if it cannot be read.
         """
@@ -234,7 +234,7 @@ class Entries:
         return 0 if top is None else self.ids[-1] + 1
 
     def newest_readable(self) -> Entry | None:
-        """Return the highest readable entry among the newest ten; None if there is none."""
+        """Return the highest readable entry among the newest ten, or None."""
         for number in reversed(self.ids[-_NAMED:]):
             entry = readable(self.store, number)
             if entry is not None:
@@ -242,7 +242,7 @@ class Entries:
         return None
 
     def newest_id(self) -> int | None:
-        """Return the id of the newest checkpoint, which may be damaged; None if there is none."""
+        """Return the id of the newest checkpoint, which may be damaged, or None."""
         top = self.top()
         if isinstance(top, ClaimRecord):
             return top.newest
@@ -250,7 +250,7 @@ class Entries:
 
     def newest(self) -> CompletedCheckpoint | None:
         """
-        Return the checkpoint to continue from; None if there is none.
+        Return the checkpoint from which to continue, or None if there is none.
 
         Raises as `newest_stored`.
         """
@@ -258,7 +258,7 @@ class Entries:
         return None if stored is None else stored.checkpoint
 
     def newest_stored(self) -> StoredCheckpoint | None:
-        """Return the checkpoint to continue from as it is stored; None if there is none."""
+        """Return the checkpoint from which to continue in its stored form, or None."""
         while True:
             top = self.top()
             if top is None:
@@ -300,7 +300,7 @@ class Entries:
         return unusable(checkpoint_id, "damaged", text, usable_id=usable)
 
     def load(self, checkpoint_id: int) -> StoredCheckpoint:
-        """Return the checkpoint that a caller specifies."""
+        """Return the checkpoint that the caller asks for."""
         try:
             return self.read_checkpoint(checkpoint_id)
         except ObjectNotFoundError as error:
@@ -315,7 +315,7 @@ class Entries:
 
 
 def unusable(checkpoint_id: int, reason: str, message: str, **facts: Fact) -> CheckpointError:
-    """Return the error for a checkpoint that cannot be used, with its facts."""
+    """Return the error for a checkpoint that cannot be used, with the reason."""
     return CheckpointError(
         message,
         reason=reason,
@@ -326,20 +326,20 @@ def unusable(checkpoint_id: int, reason: str, message: str, **facts: Fact) -> Ch
 
 
 def readable(store: ObjectStore, number: int, *, whole: bool = False) -> Entry | None:
-    """Return an entry; None if it does not exist, or cannot be read."""
+    """Return an entry, or None if it does not exist or cannot be read."""
     with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
         return read_entry(store, number, whole=whole)
     return None
 
 
 def is_usable(store: ObjectStore, number: int, *, whole: bool = False) -> bool:
-    """Return whether an entry is a checkpoint that can be read, and whose objects all exist."""
+    """Return whether an entry is a readable checkpoint whose objects all exist."""
     entry = readable(store, number, whole=whole)
     return isinstance(entry, StoredCheckpoint) and not missing_objects(store, entry.checkpoint)
 
 
 def _is_checkpoint(store: ObjectStore, number: int) -> bool:
-    """Return whether an entry exists, other than a claim; a damaged one counts."""
+    """Return whether an entry exists and is not a claim; a damaged entry counts."""
     try:
         return not isinstance(read_entry(store, number), ClaimRecord)
     except ObjectNotFoundError:
@@ -349,7 +349,7 @@ def _is_checkpoint(store: ObjectStore, number: int) -> bool:
 
 
 def may_be_claim(store: ObjectStore, number: int) -> bool:
-    """Return whether an entry is a claim, or is damaged and small enough to be a claim."""
+    """Return whether an entry is a claim, or is damaged but small enough to be one."""
     try:
         return isinstance(read_entry(store, number), ClaimRecord)
     except ObjectNotFoundError:
@@ -361,7 +361,7 @@ def may_be_claim(store: ObjectStore, number: int) -> bool:
 
 
 def missing_objects(store: ObjectStore, checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
-    """Return the objects of the checkpoint that do not exist."""
+    """Return the objects that the checkpoint needs but that do not exist."""
     # One listing instead of a request for each object; those outside of the location are asked for.
     listed = {info.path for info in store.list()}
     return tuple(
@@ -401,5 +401,5 @@ def open_state(
 
 
 def is_state(store: LocationStore) -> bool:
-    """Return whether a store contains a checkpoint or a claim of statelog."""
+    """Return whether a store contains a checkpoint or a claim written by statelog."""
     return bool(present_ids(store))

@@ -120,13 +120,13 @@ class CheckpointSummary:
 
     @property
     def batch_id(self) -> int | None:
-        """The micro-batch that created it; None if no query did, or if it cannot be read."""
+        """The micro-batch that created the checkpoint; None if there is none or it is unknown."""
         batch_id = self.properties.get("batch_id")
         return batch_id if isinstance(batch_id, int) else None
 
     @property
     def durations_ms(self) -> Mapping[str, int]:
-        """Milliseconds of each recorded phase of its micro-batch, by name."""
+        """The duration in milliseconds of each recorded phase of its micro-batch, by name."""
         figures = self.properties.get(FIGURES_PROPERTY)
         stored = figures.get("milliseconds") if isinstance(figures, Mapping) else None
         if not isinstance(stored, Mapping):
@@ -139,13 +139,13 @@ class CheckpointSummary:
 
     @property
     def created_at(self) -> dt.datetime | None:
-        """When it was created, in UTC; None if it is unreadable or the time is out of range."""
+        """The creation time in UTC; None if it is unreadable or out of range."""
         return None if self.created_at_ms is None else utc_time(self.created_at_ms)
 
 
 def list_checkpoints(store: ObjectStore) -> list[CheckpointSummary]:
     """
-    Return all checkpoints whose metadata exists, ascending by id.
+    Return all checkpoints whose metadata exists, in ascending order of id.
 
     With a damaged newest checkpoint, those that the newest readable one retains are shown as
     retained.
@@ -160,7 +160,7 @@ def list_checkpoints(store: ObjectStore) -> list[CheckpointSummary]:
 
 def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedCheckpoint | None]]:
     """
-    Return the result of `list_checkpoints`, each entry with its checkpoint.
+    Return the result of `list_checkpoints`, each entry together with its checkpoint.
 
     None if it cannot be read.
     """
@@ -201,7 +201,7 @@ def read_listing(store: ObjectStore) -> list[tuple[CheckpointSummary, CompletedC
 def _read(
     store: ObjectStore, checkpoint_id: int
 ) -> StoredCheckpoint | CorruptionError | IncompatibleFormatError | None:
-    """Return a checkpoint, or why it cannot be read; None if it does not exist."""
+    """Return a checkpoint, or the reason that it cannot be read; None if it does not exist."""
     try:
         return read_checkpoint(store, checkpoint_id)
     except ObjectNotFoundError:
@@ -211,7 +211,7 @@ def _read(
 
 
 def _newest(entries: Entries) -> CompletedCheckpoint | StatelogError | None:
-    """Return the newest checkpoint, or why it cannot be read; None if there is none."""
+    """Return the newest checkpoint, or the reason that it cannot be read; None without one."""
     try:
         return entries.newest()
     except (CheckpointError, IncompatibleFormatError) as error:
@@ -246,7 +246,7 @@ _ID: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def checkpoint_id_of(store: ObjectStore, asked: CheckpointName, name: str = "checkpoint") -> int:
-    """Return the id of the checkpoint that a caller specifies."""
+    """Return the id of the checkpoint that the caller asks for."""
     # By type, then by form: a time, a number, a position, a word, a tag, and a time as text.
     if isinstance(asked, dt.datetime):
         return find_checkpoint_at(store, _with_zone(asked))
@@ -280,7 +280,7 @@ def checkpoint_id_of(store: ObjectStore, asked: CheckpointName, name: str = "che
 
 
 def _id_at(store: ObjectStore, position: CheckpointPosition) -> int:
-    """Return a position's checkpoint number, if the newest checkpoint continues it."""
+    """Return the checkpoint number of a position, if the newest checkpoint continues it."""
     find_continuing(store, position)
     with suppress(ObjectNotFoundError):  # the caller says what a deleted checkpoint means
         check_continues(store, read_checkpoint(store, position.checkpoint_id).checkpoint, position)
@@ -289,7 +289,7 @@ def _id_at(store: ObjectStore, position: CheckpointPosition) -> int:
 
 def given_checkpoint_id(store: ObjectStore, asked: CheckpointName | None) -> int | None:
     """
-    Return the id of the checkpoint that a caller specifies; None for None.
+    Return the id of the checkpoint that the caller asks for; None stays None.
 
     Raises as `checkpoint_id_of`.
     """
@@ -297,7 +297,7 @@ def given_checkpoint_id(store: ObjectStore, asked: CheckpointName | None) -> int
 
 
 def parse_time(text: str) -> dt.datetime:
-    """Parse an ISO 8601 time; without a time zone it is UTC."""
+    """Parse a time in ISO 8601; without a time zone, it is in UTC."""
     try:
         time = dt.datetime.fromisoformat(text.strip())
     except ValueError as error:
@@ -314,7 +314,7 @@ def _with_zone(time: dt.datetime) -> dt.datetime:
 
 def find_checkpoint_at(store: ObjectStore, time: dt.datetime) -> int:
     """
-    Return the newest retained checkpoint that was created at or before a time.
+    Return the newest retained checkpoint created at or before a given time.
 
     A checkpoint that cannot be read, or whose time no calendar has, is passed over.
     """

@@ -1,5 +1,5 @@
 """
-Claims, which decide who may write: entries in the sequence of checkpoints.
+Claims, which decide who is allowed to write: entries in the sequence of checkpoints.
 
 A new owner puts its claim under the first free number, so that the owner before it finds the claim
 at exactly the number that it wants.  A claim is never deleted.  There is no clock and no lease.
@@ -34,12 +34,12 @@ _ATTEMPTS: Final = 1000
 
 
 def new_owner_id(kind: str) -> str:
-    """Return a name for an owner that no other owner has."""
+    """Return a unique name for a new owner."""
     return f"{kind}-{socket.gethostname()}-{os.getpid()}-{os.urandom(8).hex()}"
 
 
 def describe_claim(claim: ClaimRecord) -> str:
-    """Describe a claim for a message: its object, its owner and its time."""
+    """Describe a claim for use in a message: its object, its owner and its time."""
     return (
         f"{PATHS.metadata(claim.number)}, claimed by {claim.owner_id!r}{time_text(claim, ' at ')}"
     )
@@ -47,7 +47,7 @@ def describe_claim(claim: ClaimRecord) -> str:
 
 def time_text(claim: ClaimRecord, before: str) -> str:
     """
-    Return *before* and the time of a claim.
+    Return the time of a claim as text, preceded by *before*.
 
     "" if no calendar has the time, though the claim counts.
     """
@@ -57,7 +57,7 @@ def time_text(claim: ClaimRecord, before: str) -> str:
 
 def describe_newest_claim(store: ObjectStore) -> str:
     """
-    Describe the newest claim for a message; see `describe_claim`.
+    Describe the newest claim for use in a message; see `describe_claim`.
 
     Raises nothing: the message that needs it reports another fault.
     """
@@ -80,7 +80,7 @@ def claim_location(
     verify: Callable[[], None] = lambda: None,
 ) -> tuple[ClaimRecord, tuple[Pin, ...]]:
     """
-    Claim the location.
+    Claim the location for a new owner.
 
     Returns:
         The claim, and the pins of the location, read after it.
@@ -123,7 +123,7 @@ def claim_location(
 
 def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
     """
-    Return the location's identity, and the timeline of its newest entry.
+    Return the identity of the location, and the timeline of its newest entry.
 
     The first claim makes the identity.  The first claim of a copy begins a timeline: the location
     that it was copied from may go on too.
@@ -139,7 +139,7 @@ def _history(entries: Entries, number: int, attempt: str) -> tuple[str, int]:
 
 
 def _history_of(entry: Entry) -> tuple[str, int]:
-    """Return the location and the timeline of an entry."""
+    """Return the location and the timeline that an entry records."""
     if isinstance(entry, ClaimRecord):
         return entry.location_id, entry.timeline
     return entry.checkpoint.timeline.location_id, entry.checkpoint.timeline.number
@@ -169,7 +169,7 @@ def _check_location(entries: Entries, lowest: Entry, location_id: str) -> None:
 
 def _pins_if_last(entries: Entries, claim: ClaimRecord) -> tuple[Pin, ...] | None:
     """
-    Return the location's pins; None if a claim's number was not the first free one.
+    Return the location's pins; None if a claim did not get the first free number.
 
     Deletions leave gaps.  A claim in a gap fences no owner; there is a higher entry then.  But the
     entry that a listing has may be deleted before the question about it: an owner that was not
@@ -195,7 +195,7 @@ def _pins_if_last(entries: Entries, claim: ClaimRecord) -> tuple[Pin, ...] | Non
 
 
 def _read_newest(entries: Entries, claim: ClaimRecord) -> None:
-    """Read the checkpoint that a restore will need; the restore reports any error."""
+    """Read the checkpoint that a restore will need; errors are left for the restore to report."""
     if claim.newest is not None:
         with suppress(ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
             entries.read(claim.newest)
@@ -207,7 +207,7 @@ def put_claim(
     pause: Callable[[float], None] = pause_thread,
 ) -> bool:
     """
-    Write a claim under a number that was free.
+    Write a claim under a number that was free when it was listed.
 
     Returns:
         Whether it has its number; False if another entry has it.

@@ -1,5 +1,5 @@
 """
-A query's checkpointLocation as files: its id, planned and finished micro-batches, and listed files.
+A query's checkpointLocation as files: its id, its micro-batches, and the files it listed.
 
 Spark writes `metadata` before the first micro-batch of a query, and `offsets/<batch>`, with the end
 offsets of a micro-batch, before each.  `commits/<batch>` exists when it is finished, and
@@ -58,10 +58,10 @@ class QueryFiles(Protocol):
         """The checkpointLocation, as Spark resolves it."""
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return a file, or its last *tail* bytes; None if the file does not exist."""
+        """Read a file or its last *tail* bytes; return None if the file does not exist."""
 
     def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the files in a folder; empty if the folder does not exist."""
+        """List the files in a folder by name; the result is empty if it does not exist."""
 
 
 def read_source_logs(
@@ -70,7 +70,7 @@ def read_source_logs(
     before: Sequence[str | None],
     offsets: Sequence[str | None],
 ) -> tuple[SourceLog, ...]:
-    """Return the entries of the source logs between two sets of offsets."""
+    """Return the entries that source logs contain between two sets of offsets."""
     logs = []
     # A source that was added since the last batch did not have an offset before.
     for source, (folder, offset) in enumerate(zip(folders, offsets, strict=True)):
@@ -86,7 +86,7 @@ def read_source_logs(
 
 
 def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str:
-    """Return a digest of the files in entries (*after*, *upto*]; "" if one is missing."""
+    """Return a digest of the files in entries (*after*, *upto*]; "" if an entry is missing."""
     listed: list[FileEntry] = []
     for entry in range(after + 1, upto + 1):
         named = entry_of_log(files, f"sources/{folder}", entry)
@@ -97,7 +97,7 @@ def entries_digest(files: QueryFiles, folder: str, after: int, upto: int) -> str
 
 
 def entry_of_log(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] | None:
-    """Return the files of one entry, from its own file or a compact file."""
+    """Return the files of one entry, from the entry's own file or from a compact file."""
     name = f"{folder}/{entry}"
     # Three places: its own file; a compact file of its number; the next compact file.
     data = files.read(name)
@@ -112,7 +112,7 @@ def entry_of_log(files: QueryFiles, folder: str, entry: int) -> list[FileEntry] 
 
 
 def _compacted(files: QueryFiles, name: str, entry: int) -> list[FileEntry] | None:
-    """Return the files of one entry from a compact file, read from its end."""
+    """Return the files of one entry from a compact file, which is read from its end."""
     # The entries of a compact file ascend, so the newest ones are read without the whole file.
     size = _TAIL
     while True:
@@ -132,7 +132,7 @@ def _first_compact_after(names: Iterable[str], entry: int) -> int | None:
 
 
 def compacts_in(names: Iterable[str]) -> list[int]:
-    """Return the numbers of the compact files of a log."""
+    """Return the numbers of a log's compact files."""
     stems = (name.removesuffix(COMPACT) for name in names if name.endswith(COMPACT))
     return [int(stem) for stem in stems if stem.isdigit() and stem.isascii()]
 
@@ -145,7 +145,7 @@ _metadata_decoder: Final = msgspec.json.Decoder(_Metadata)
 
 
 def recorded_query_id(files: QueryFiles) -> str:
-    """Return Spark's query id from a checkpointLocation; "" if no query ran there."""
+    """Return Spark's query id from a checkpointLocation, or "" if no query ran there."""
     data = files.read(METADATA)
     if data is None:
         return ""
@@ -161,7 +161,7 @@ def recorded_query_id(files: QueryFiles) -> str:
 
 
 def read_offsets(files: QueryFiles, batch_id: int) -> OffsetEntry | None:
-    """Return the entry of a micro-batch in the offset log, or None."""
+    """Return the offset log's entry for a micro-batch, or None."""
     name = f"{OFFSETS}/{batch_id}"
     data = files.read(name)
     return None if data is None else parse_offsets(data, name)
@@ -200,7 +200,7 @@ def unfinished_batch(files: QueryFiles) -> int | None:
 
 
 def numbers_in(files: QueryFiles, folder: str) -> set[int]:
-    """Return the numbers of the files of a log."""
+    """Return the numbers of the files in a log."""
     numbers = (number_of(name) for name in files.names(folder))
     return {number for number in numbers if number is not None}
 
@@ -212,7 +212,7 @@ def number_of(name: str) -> int | None:
 
 
 def _check_sums(files: QueryFiles, batch_id: int) -> None:
-    """Verify an entry against its checksums, as Hadoop does on local disk."""
+    """Verify an entry against its checksum file, as Hadoop does on local disk."""
     name = f"{OFFSETS}/{batch_id}"
     sums = files.read(f"{OFFSETS}/.{batch_id}.crc")
     if sums is None or len(sums) < _CHECKSUMS.size:
@@ -264,7 +264,7 @@ def refuse_unfinished_repartition(files: QueryFiles) -> None:
 
 
 def _partitions(files: QueryFiles, batch_id: int) -> str | None:
-    """Return the number of shuffle partitions for which a micro-batch was planned, if known."""
+    """Return for how many shuffle partitions a micro-batch was planned, if known."""
     lines = (files.read(f"{OFFSETS}/{batch_id}") or b"").split(b"\n")
     try:
         return decode_json(lines[1], _times_decoder).conf.get(_PARTITIONS)
@@ -273,7 +273,7 @@ def _partitions(files: QueryFiles, batch_id: int) -> str | None:
 
 
 def files_upto(files: QueryFiles, folder: str, upto: int) -> list[FileEntry]:
-    """Return the files in all entries of a source's log up to *upto*."""
+    """Return the files in all entries of a source's log up to and including *upto*."""
     log = f"sources/{folder}"
     compact = max(
         (number for number in compacts_in(files.names(log)) if number <= upto), default=None
@@ -310,7 +310,7 @@ class StoredQuery:
         return self._store.url
 
     def query_id(self) -> str:
-        """Return Spark's name of the query."""
+        """Return the id that Spark gave the query."""
         try:
             query_id = recorded_query_id(self)
         except CheckpointError as error:
@@ -326,7 +326,7 @@ class StoredQuery:
         )
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return a file, or its last *tail* bytes; None if the file does not exist."""
+        """Read a file or its last *tail* bytes; return None if the file does not exist."""
         try:
             data = bytes(self._store.get(name))
         except ObjectNotFoundError:
@@ -334,24 +334,24 @@ class StoredQuery:
         return data if tail is None else data[-tail:]
 
     def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the files in a folder; empty if the folder does not exist."""
+        """List the files in a folder by name; the result is empty if it does not exist."""
         names = (info.path.removeprefix(f"{folder}/") for info in self._store.list(folder))
         return [name for name in names if "/" not in name]
 
     def folders(self, folder: str) -> Sequence[str]:
-        """Return the names of the folders in a folder."""
+        """List the subfolders of a folder by name."""
         return self._store.list_folders(folder)
 
     def numbers(self, folder: str) -> list[int]:
-        """Return the numbers of the files in a folder, ascending."""
+        """Return the numbers of the files in a folder in ascending order."""
         return sorted(numbers_in(self, folder))
 
     def offsets(self, batch_id: int) -> OffsetEntry | None:
-        """Return the entry of a micro-batch in the offset log, or None."""
+        """Return the offset log's entry for a micro-batch, or None."""
         return read_offsets(self, batch_id)
 
     def last_written(self) -> dt.datetime | None:
-        """Return when Spark last planned or finished a micro-batch; None for never."""
+        """Return when Spark last planned or finished a micro-batch, or None."""
         times = [info.last_modified for info in self._store.list(OFFSETS)]
         times += [info.last_modified for info in self._store.list(COMMITS)]
         return max(times, default=None)
@@ -362,7 +362,7 @@ class StoredQuery:
         return any(name.isdigit() for name in names)
 
     def files_above(self, folder: str, number: int) -> list[str]:
-        """Return the files with higher numbers and their checksums, newest first."""
+        """Return the files with higher numbers, and their checksum files, newest first."""
         files: list[tuple[int, str]] = []
         for name in self.names(folder):
             plain = name.removeprefix(".").removesuffix(".crc") if name.startswith(".") else name
@@ -373,7 +373,7 @@ class StoredQuery:
         return [path for _, path in sorted(files, key=lambda file: (-file[0], "/." in file[1]))]
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete files one after another, durably on local disk."""
+        """Delete files one by one, durably if they are on local disk."""
         folders = set()
         for path in paths:
             self._store.delete([path])

@@ -1,5 +1,5 @@
 """
-Find the checkpoint that a restart continues from.
+Find the checkpoint from which a restart continues.
 
 A restart continues from the newest checkpoint, or from one given by its id.  Objects that only
 older checkpoints reached may still be stored, if their owner died before the clean-up.
@@ -48,7 +48,7 @@ owners that died one after the other, are deleted by `collect_garbage`.
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
     """
-    The checkpoint to continue from, and the ledger's view of older checkpoints.
+    The checkpoint from which to continue, and older checkpoints as the ledger sees them.
 
     Args:
         stored: The checkpoint to continue from; None for a location without any.
@@ -67,7 +67,7 @@ class RestorePoint:
 
     @property
     def checkpoint(self) -> CompletedCheckpoint | None:
-        """The checkpoint to continue from; None if the location has none."""
+        """The checkpoint from which to continue, or None if the location does not have one."""
         return None if self.stored is None else self.stored.checkpoint
 
 
@@ -75,7 +75,7 @@ def find_restore_point(
     entries: Entries, checkpoint_id: int | None = None, *, pins: tuple[Pin, ...] | None = None
 ) -> RestorePoint:
     """
-    Find the checkpoint to continue from: the newest one, or the requested one.
+    Find the checkpoint from which to continue: the newest, or the requested one.
 
     It divides the entries of the location, which are numbers from old to new::
 
@@ -133,7 +133,7 @@ def find_restore_point(
 
 def _given_up(entries: Entries, checkpoint_id: int, is_pinned: bool) -> RetainedCheckpoint | None:
     """
-    Return the ledger's view of a newer checkpoint that a restore discards; None if there is none.
+    Return a newer checkpoint that a restore discards, as the ledger sees it, or None.
 
     Of one that cannot be read, and that no pin holds, only the metadata is deleted.
     """
@@ -151,13 +151,13 @@ def _given_up(entries: Entries, checkpoint_id: int, is_pinned: bool) -> Retained
 
 
 def objects_of(checkpoint: CompletedCheckpoint) -> tuple[str, ...]:
-    """Return all objects of a checkpoint, with its own metadata last."""
+    """Return all objects of a checkpoint; its own metadata comes last."""
     metadata = PATHS.metadata(checkpoint.checkpoint_id)
     return (*(path for path in checkpoint.referenced_paths() if path != metadata), metadata)
 
 
 def check_key_groups(url: str, checkpoint: CompletedCheckpoint, max_parallelism: int) -> None:
-    """Check that a checkpoint has the job's number of key groups."""
+    """Check that a checkpoint has as many key groups as the job."""
     if checkpoint.max_parallelism != max_parallelism:
         raise unusable(
             checkpoint.checkpoint_id,
@@ -169,7 +169,7 @@ def check_key_groups(url: str, checkpoint: CompletedCheckpoint, max_parallelism:
 
 
 def find_checkpoint(store: ObjectStore, checkpoint_id: int | None = None) -> CompletedCheckpoint:
-    """Return the newest or the requested checkpoint, to read its state."""
+    """Return the newest checkpoint, or the requested one, to read its state."""
     entries = Entries(store)
     if checkpoint_id is not None:
         return _asked_for(entries, checkpoint_id)[0].checkpoint
@@ -180,7 +180,7 @@ def find_checkpoint(store: ObjectStore, checkpoint_id: int | None = None) -> Com
 
 
 def find_continuing(store: ObjectStore, position: CheckpointPosition) -> CompletedCheckpoint:
-    """Return the newest checkpoint, which must continue a checkpoint recorded elsewhere."""
+    """Return the newest checkpoint, which must continue from a checkpoint recorded elsewhere."""
     newest = find_checkpoint(store)
     check_continues(store, newest, position)
     return newest
@@ -189,7 +189,7 @@ def find_continuing(store: ObjectStore, position: CheckpointPosition) -> Complet
 def check_continues(
     store: ObjectStore, checkpoint: CompletedCheckpoint, position: CheckpointPosition
 ) -> None:
-    """Check that a checkpoint continues a checkpoint recorded outside the location."""
+    """Check that a checkpoint continues from a checkpoint recorded outside the location."""
     if checkpoint.continues(position):
         return
     number = position.checkpoint_id
@@ -210,7 +210,7 @@ def check_continues(
 
 def keep_tag(store: ObjectStore, tag: Tag) -> None:
     """
-    Check that the tag of an earlier call still pins its checkpoint; delete it if not.
+    Check that the tag from an earlier call still pins its checkpoint; otherwise delete it.
 
     That call may have ended before it checked whether the checkpoint is retained.
     """
@@ -223,7 +223,7 @@ def keep_tag(store: ObjectStore, tag: Tag) -> None:
 
 
 def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, tuple[int, ...]]:
-    """Return the requested checkpoint if it can be restored, and what it retains."""
+    """Return the requested checkpoint, if it can be restored, and what it retains."""
     store = entries.store
     ids = entries.ids
     stored = entries.load(checkpoint_id)
@@ -261,7 +261,7 @@ def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, 
 
 
 def kept_checkpoint(store: ObjectStore, checkpoint_id: int) -> RetainedCheckpoint | None:
-    """Return the ledger's view of a checkpoint; None if it does not exist."""
+    """Return a checkpoint as the ledger sees it, or None if it does not exist."""
     try:
         checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
     except ObjectNotFoundError:

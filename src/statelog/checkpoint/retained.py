@@ -1,5 +1,5 @@
 """
-Find the checkpoints that the newest checkpoint of a location and its tags retain.
+Find the checkpoints that a location's newest checkpoint and its tags retain.
 
 One listing of the tags tells a clean-up what it must keep; see `statelog.checkpoint.tags`.
 """
@@ -22,7 +22,7 @@ from statelog.store.paths import parse_tag
 
 
 class TagKind(enum.Enum):
-    """The kind of a pin."""
+    """The kinds of pins."""
 
     TAG = "tag"
     """A name that a person gave."""
@@ -83,14 +83,14 @@ def list_tags(store: ObjectStore) -> list[Tag]:
 
 
 def read_pins(store: ObjectStore) -> tuple[Pin, ...]:
-    """Return the checkpoints that a location's tags pin."""
+    """Return the checkpoints pinned by the tags of a location."""
     return tuple(tag.pin for tag in list_tags(store))
 
 
 def retained_ids(
     store: ObjectStore, newest: CompletedCheckpoint, ids: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the restorable checkpoints, retained by *newest* or pinned, ascending."""
+    """Return the restorable checkpoints, either retained by *newest* or pinned, ascending."""
     return retained_with(store, read_pins(store), newest, ids)
 
 
@@ -100,7 +100,7 @@ def retained_with(
     newest: CompletedCheckpoint,
     ids: Sequence[int],
 ) -> tuple[int, ...]:
-    """Return the checkpoints in *ids* that a newest checkpoint and pins retain, without claims."""
+    """Return the ids among *ids* that a newest checkpoint and pins retain, without claims."""
     restorable = retained_among(pins, newest, ids)
     # A reader pins all numbers from its position on, also the numbers of claims.
     return tuple(
@@ -111,7 +111,7 @@ def retained_with(
 
 
 def _is_claim(store: ObjectStore, number: int) -> bool:
-    """Return whether an entry is a claim; an entry too large for a claim is not read."""
+    """Return whether an entry is a claim, without reading entries that are too large to be one."""
     try:
         is_small = store.head(PATHS.metadata(number)).size_bytes <= CLAIM_BYTES_MAX
     except ObjectNotFoundError:
@@ -122,18 +122,18 @@ def _is_claim(store: ObjectStore, number: int) -> bool:
 def retained_among(
     pins: Sequence[Pin], newest: CompletedCheckpoint, ids: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the checkpoints in *ids* that can be restored: see `retained_ids`."""
+    """Return the checkpoints in *ids* that can be restored; see `retained_ids`."""
     pinned_ids = pinned(pins, ids, newest.checkpoint_id)
     return tuple(sorted({*newest.retained, *pinned_ids}))
 
 
 def retained_checkpoints(store: ObjectStore) -> tuple[int, ...]:
-    """Return the checkpoints of a location that can be restored, ascending."""
+    """Return a location's checkpoints that can be restored, in ascending order."""
     ids = present_ids(store)
     newest = Entries(store, ids).newest()
     return () if newest is None else retained_ids(store, newest, ids)
 
 
 def delete_tag(store: ObjectStore, tag: Tag) -> None:
-    """Unpin a checkpoint; the next clean-up of the query, or a garbage collection, deletes it."""
+    """Unpin a checkpoint; the query's next clean-up or a garbage collection deletes it."""
     store.delete([tag.path])

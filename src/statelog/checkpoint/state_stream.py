@@ -1,5 +1,5 @@
 """
-Names of state objects, and verified reads of their bytes.
+The names of state objects, and verified reads of their contents.
 
 Changelog files are read by `statelog.changelog.reader` instead: they carry their own checksums, and
 their handles count uncompressed bytes.
@@ -29,7 +29,7 @@ _ENTROPY_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP
 @dataclass(frozen=True, slots=True)
 class Entropy:
     """
-    Random characters in names, to spread objects over the partitions of a store.
+    Random characters in names, which spread objects over the partitions of a store.
 
     Args:
         marker: Text whose first occurrence in a path is replaced; not empty.
@@ -49,7 +49,7 @@ class Entropy:
             raise UsageError(f"entropy needs a marker and a length of at least 1, not {self!r}")
 
     def inject(self, path: str) -> str:
-        """Return *path* with the marker replaced, for data."""
+        """Return *path* with random characters in place of the marker, for data."""
         if self.marker not in path:
             return path
         drawn = os.urandom(self.length)
@@ -57,7 +57,7 @@ class Entropy:
         return path.replace(self.marker, characters, 1)
 
     def remove(self, path: str) -> str:
-        """Return *path* without the marker and empty folders, for metadata."""
+        """Return *path* without the marker and without empty folders, for metadata."""
         if self.marker not in path:
             return path
         parts = path.replace(self.marker, "", 1).split("/")
@@ -65,7 +65,7 @@ class Entropy:
 
 
 def random_name() -> str:
-    """Return a random name in the form of a UUID, like the names of Flink's files."""
+    """Return a random name in UUID form, like the file names that Flink uses."""
     digits = os.urandom(16).hex()
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
@@ -73,7 +73,7 @@ def random_name() -> str:
 def read_stream(
     store: ObjectStore, handle: StreamStateHandle, *, what: str = "state"
 ) -> memoryview:
-    """Return the bytes of a handle, verified against the handle."""
+    """Return the bytes that a handle refers to, verified against the handle."""
     if isinstance(handle, ByteStreamStateHandle):
         return memoryview(handle.data)
     file = handle
@@ -92,7 +92,7 @@ def read_stream(
 
 
 def check_stream(handle: FileStateHandle, data: Buffer, name: str) -> None:
-    """Verify bytes against the size and the checksum in their handle."""
+    """Verify bytes against the size and checksum in their handle."""
     if handle.size_bytes >= 0 and len(data) != handle.size_bytes:
         raise CorruptionError(
             f"damaged {name}: {len(data)} bytes instead of {handle.size_bytes}",

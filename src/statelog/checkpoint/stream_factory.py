@@ -1,5 +1,5 @@
 """
-Streams for the state of one checkpoint.
+Streams for writing the state of one checkpoint.
 
 Small state stays in the handle, large state becomes one object.
 
@@ -108,7 +108,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         self._discarded = False
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True: the stream is writable."""
         return True
 
     def write(self, data: Buffer, /) -> int:  # type: ignore[override]
@@ -153,10 +153,10 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         return self._pieces_size + len(self._buffer)
 
     def flush(self) -> None:
-        """Do nothing: `close_and_get_handle` writes the whole object."""
+        """Do nothing; `close_and_get_handle` writes the whole object."""
 
     def sync(self) -> None:
-        """Do nothing, like `flush`: `close_and_get_handle` makes the bytes durable."""
+        """Do nothing, like `flush`; `close_and_get_handle` makes the bytes durable."""
 
     def close_and_get_handle(self) -> StreamStateHandle | None:
         """
@@ -257,7 +257,7 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
 
 
 def _name_in_store(store: ObjectStore, directory: str | os.PathLike[str], name: str) -> str:
-    """Return a folder's name in the store; the folder may be absolute."""
+    """Return the name of a folder within the store; the folder may be an absolute path."""
     written = text(os.fspath(directory) if isinstance(directory, os.PathLike) else directory, name)
     root = local_path(store.url)
     if "://" in written:
@@ -281,7 +281,7 @@ def _name_in_store(store: ObjectStore, directory: str | os.PathLike[str], name: 
 
 
 def _check_directory(store: ObjectStore, directory: str, entropy: Entropy | None) -> None:
-    """Check that a folder exists, unless the store has no folders or a marker creates them."""
+    """Check that a folder exists, unless the store has no folders or paths are randomized."""
     root = local_path(store.url)
     if root is None or entropy is not None or os.path.isdir(os.path.join(root, directory)):
         return
@@ -303,7 +303,7 @@ def duplicate_state(
     new_path: Callable[[str | None], str],
     attempts: int,
 ) -> list[StreamStateHandle]:
-    """Copy all objects of *handles*, or none."""
+    """Copy all objects of *handles*, or none if one fails."""
     copies: list[StreamStateHandle] = []
     try:
         for handle in handles:
@@ -351,7 +351,7 @@ def _copy(
 
 
 def _delete_quietly(store: ObjectStore, paths: list[str]) -> None:
-    """Delete copies; garbage collection deletes those that remain."""
+    """Try to delete copies; garbage collection deletes the ones that remain."""
     try:
         store.delete(paths)
     except Exception:
@@ -359,7 +359,7 @@ def _delete_quietly(store: ObjectStore, paths: list[str]) -> None:
 
 
 class CheckpointedStateScope(enum.Enum):
-    """Who may use the bytes in addition to the checkpoint that wrote them."""
+    """Who may use the bytes besides the checkpoint that wrote them."""
 
     EXCLUSIVE = "exclusive"
     """No other checkpoint: they are deleted with the checkpoint that wrote them."""
@@ -369,7 +369,7 @@ class CheckpointedStateScope(enum.Enum):
 
 class FsCheckpointStreamFactory:
     """
-    Makes output streams for the state of one checkpoint.
+    Creates output streams for the state of one checkpoint.
 
     Construction of the factory or of a stream sends no request.
 
@@ -455,7 +455,7 @@ class FsCheckpointStreamFactory:
         put: PutObject | None = None,
     ) -> FsCheckpointStreamFactory:
         """
-        Return the factory for one checkpoint of a location; raises like the class.
+        Return the factory for a checkpoint in a location; raises like the class.
 
         Its folders are created on local disk with the first object.
 
@@ -489,7 +489,7 @@ class FsCheckpointStreamFactory:
         paths: LocationPaths | None = None,
     ) -> FsCheckpointStreamFactory:
         """
-        Return the factory for one checkpoint, with the sizes of *options*.
+        Return the factory for one checkpoint, with the sizes set in *options*.
 
         Args:
             store: Where objects are written.
@@ -516,7 +516,7 @@ class FsCheckpointStreamFactory:
         self, scope: CheckpointedStateScope
     ) -> FsCheckpointStateOutputStream:
         """
-        Return a stream for state of the given scope; sends no request.
+        Return a stream for state with the given scope, without sending a request.
 
         Raises:
             UsageError: *scope* is not a `CheckpointedStateScope`.
@@ -532,7 +532,7 @@ class FsCheckpointStreamFactory:
 
     def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
         """
-        Return a stream for state that the task owns; sends no request.
+        Return a stream for state that the task owns, without sending a request.
 
         Thread: any; the stream then belongs to one.
         """
@@ -551,7 +551,7 @@ class FsCheckpointStreamFactory:
         )
 
     def can_fast_duplicate(self, handle: StreamStateHandle, scope: CheckpointedStateScope) -> bool:
-        """Return False: `duplicate` reads and writes the bytes."""
+        """Return False, because `duplicate` reads and writes the bytes."""
         del handle, scope
         return False
 
@@ -559,7 +559,7 @@ class FsCheckpointStreamFactory:
         self, handles: Sequence[StreamStateHandle], scope: CheckpointedStateScope
     ) -> list[StreamStateHandle]:
         """
-        Copy state into the folder for *scope*; return the handles of the copies.
+        Copy state to the folder for *scope*, and return the handles of the copies.
 
         Objects keep their file names if these are free and the store answers the first request;
         else they get new names.  Inline state is returned unchanged.

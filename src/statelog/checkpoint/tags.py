@@ -79,7 +79,7 @@ def put_tag(
     files: Mapping[str, bytes] | None = None,
 ) -> Tag:
     """
-    Pin a checkpoint; a reader replaces its position by a second tag and deletes the first.
+    Pin a checkpoint; a reader that moves on puts a second tag, then deletes the first.
 
     Returns:
         The tag with its path.
@@ -111,7 +111,7 @@ def put_tag(
 
 
 def find_tag(store: ObjectStore, name: str, kind: TagKind) -> Tag:
-    """Return the tag with a name."""
+    """Return the tag with the given name."""
     tags = [tag for tag in list_tags(store) if tag.kind is kind]
     for tag in tags:
         if tag.name == name:
@@ -155,7 +155,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
 
 
 def check_name(name: str) -> str:
-    """Return *name* if it is a valid tag name."""
+    """Check that *name* is a valid tag name, and return it."""
     if not _NAME.fullmatch(text(name, "name")):
         raise UsageError(
             f"{name!r} is not a valid tag name: use up to 100 letters, digits, '.', '_' and '-', "
@@ -174,7 +174,7 @@ def _encoded(content: TagContent) -> bytes:
 
 
 def _check_free(store: ObjectStore, tag: Tag) -> None:
-    """Check that no other tag has the kind and the name of *tag*."""
+    """Check that no other tag has the same kind and name as *tag*."""
     for other in list_tags(store):
         if (other.kind, other.name) == (tag.kind, tag.name) and other.path != tag.path:
             raise UsageError(
@@ -210,7 +210,7 @@ def _check_retained(store: ObjectStore, tag: Tag) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderPosition:
     """
-    Moves one reader's position.
+    Moves the position of one reader.
 
     Args:
         store: The store of the location.
@@ -231,7 +231,7 @@ class ReaderPosition:
         check_name(self.name)
 
     def current(self) -> int | None:
-        """Return the checkpoint up to which the reader has read; None for a new one."""
+        """Return the checkpoint up to which the reader has read, or None for a new reader."""
         return max((tag.checkpoint_id for tag in self._tags()), default=None)
 
     def move(self, checkpoint_id: int) -> None:
@@ -257,7 +257,7 @@ class ReaderPosition:
                 delete_tag(self.store, entry)
 
     def remove(self) -> None:
-        """Delete the position; the checkpoint that it pinned may be deleted."""
+        """Delete the position; the checkpoint that it pinned can then be deleted."""
         for tag in self._tags():
             delete_tag(self.store, tag)
 

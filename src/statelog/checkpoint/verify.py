@@ -85,7 +85,7 @@ class VerifiedObject:
     @property
     def blocks_restore(self) -> bool:
         """
-        Whether checkpoints that need the object cannot be restored.
+        Whether damage to this object prevents restoring the checkpoints that need it.
 
         Damage of most attachments does not matter.
         """
@@ -95,7 +95,7 @@ class VerifiedObject:
 
 def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
     """
-    Read and verify every object that retained checkpoints reach; yield each result.
+    Read and verify every object that retained checkpoints reach, and yield each result.
 
     If the newest checkpoint is damaged, that is one result, and the objects of the next older
     readable one are verified.  Unreadable metadata is first, the other objects follow by name.
@@ -135,7 +135,7 @@ def verify_location(store: ObjectStore) -> Iterator[VerifiedObject]:
 
 
 def verify_checkpoint(store: ObjectStore, checkpoint_id: int) -> Iterator[VerifiedObject]:
-    """Read and verify every object that one checkpoint needs; yield each result."""
+    """Read and verify every object that one checkpoint needs, and yield each result."""
     path = PATHS.metadata(checkpoint_id)
     try:
         checkpoint = read_checkpoint(store, checkpoint_id).checkpoint
@@ -149,7 +149,7 @@ def verify_checkpoint(store: ObjectStore, checkpoint_id: int) -> Iterator[Verifi
 
 class SoundCheckpoints:
     """
-    Finds the newest checkpoint that can be restored, from the results of a verification.
+    Finds the newest restorable checkpoint from the results of a verification.
 
     Attributes: `retained`: the checkpoints named by results; `unsound`: those that cannot be
     restored.
@@ -167,13 +167,13 @@ class SoundCheckpoints:
 
     @property
     def newest(self) -> int | None:
-        """The newest intact checkpoint; None if there is none."""
+        """The newest intact checkpoint, or None if there is none."""
         return max(self.retained - self.unsound, default=None)
 
 
 @dataclass(slots=True)
 class _Need:
-    """The facts that checkpoints record about one object."""
+    """What checkpoints record about one object that they need."""
 
     kind: str
     checkpoints: set[int] = field(default_factory=set)
@@ -183,7 +183,7 @@ class _Need:
 
 
 class _Needs:
-    """The objects that the verified checkpoints need."""
+    """All objects that the verified checkpoints need."""
 
     def __init__(self) -> None:
         self._objects: dict[str, _Need] = {}
@@ -220,7 +220,7 @@ class _Needs:
         return need
 
     def verified(self, store: ObjectStore, reported: set[str]) -> Iterator[VerifiedObject]:
-        """Yield the result of each object, by kind and name."""
+        """Yield the result for each object, ordered by kind and name."""
         for path, need in sorted(
             self._objects.items(), key=lambda item: (_order_of(item[1].kind), item[0])
         ):
@@ -242,14 +242,14 @@ def _kind_of(attachment: Attachment) -> str:
 
 
 def _order_of(kind: str) -> tuple[int, str]:
-    """Return the sort position of a kind: objects needed to restore come first."""
+    """Return the sort position of a kind; objects needed for a restore come first."""
     if kind in _STATE:
         return max(_STATE.index(kind), 1), ""
     return (len(_STATE), kind) if kind != OTHER else (len(_STATE) + 1, "")
 
 
 def _verified(store: ObjectStore, path: str, need: _Need) -> VerifiedObject:
-    """Return the result for an intact object; raise if it is not intact."""
+    """Return the result for an object if it is intact; otherwise, raise an error."""
     if need.kind in ("checkpoint", "changelog"):
         size = _verify_changelog(store, path, need)
         return VerifiedObject(path, need.kind, size, len(need.entries))
@@ -288,7 +288,7 @@ def _failed(
 
 
 def _checkpoints(store: ObjectStore) -> Iterator[tuple[VerifiedObject, CompletedCheckpoint | None]]:
-    """Yield the retained checkpoints, newest first; None for one that cannot be read."""
+    """Yield the retained checkpoints, newest first; None in place of an unreadable one."""
     checked: set[int] | None = None
     ids = present_ids(store)
     # A newest checkpoint that is gone is not listed, so only the claim above tells of it.
@@ -324,7 +324,7 @@ def _checkpoints(store: ObjectStore) -> Iterator[tuple[VerifiedObject, Completed
 
 
 def _lost_newest(store: ObjectStore, ids: list[int]) -> list[int]:
-    """Return the newest checkpoint that a later claim references, if it does not exist."""
+    """Return the newest checkpoint that a later claim references, if it no longer exists."""
     try:
         top = read_entry(store, ids[-1]) if ids else None
     except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError):
@@ -343,7 +343,7 @@ def _gone(checkpoint_id: int) -> VerifiedObject:
 
 
 def _verify_changelog(store: ObjectStore, path: str, need: _Need) -> int:
-    """Return the size of an intact changelog file that contains the needed change sets."""
+    """Return the size of a changelog file if it is intact and contains the needed change sets."""
     return read_verified(store, path, lambda data: _verify_segment(data, path, need))
 
 
@@ -373,7 +373,7 @@ def _verify_segment(data: memoryview, path: str, need: _Need) -> int:
 
 
 def _output_files(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
-    """Yield the files with staged rows."""
+    """Yield the files that contain staged rows."""
     files = checkpoint.properties.get(_OUTPUT_FILES)
     for value in files if isinstance(files, list) else ():
         handle = stream_handle_from_json(value) if isinstance(value, dict) else None
@@ -382,7 +382,7 @@ def _output_files(checkpoint: CompletedCheckpoint) -> Iterator[FileStateHandle]:
 
 
 def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> None:
-    """Reject a statelog snapshot without any row in the key groups recorded for it."""
+    """Reject a statelog snapshot that has no rows in the key groups recorded for it."""
     if bytes(data[: len(_PARQUET_MAGIC)]) != _PARQUET_MAGIC:
         return  # the snapshot of another engine
     try:
@@ -404,7 +404,7 @@ def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> N
 
 
 def _log_gap(parent: CompletedCheckpoint, child: CompletedCheckpoint) -> str:
-    """Return which of its parent's logs a checkpoint lacks, or ""."""
+    """Return which of its parent's logs are missing from a checkpoint, or ""."""
     covered = covered_checkpoints(child.materialized, child.max_parallelism)
     present = {log.state_handle_id: log.key_group_range for log in child.log}
     for handle in parent.log:

@@ -1,5 +1,5 @@
 """
-Decisions without IO: `handle(event, now_ns) -> actions`.  No clock, no thread, no store.
+Decisions without IO: `handle(event, now_ns) -> actions`. No clocks, threads or stores.
 
     change_log           the change sets of one writer
     upload_batcher       which uploads go together, and when

@@ -1,5 +1,5 @@
 """
-The change sets of one writer, and the upload state of each.
+The change sets of one writer, and whether each has been uploaded.
 
 Two rules: every decision about a set is made here, and this module uses no store, thread or clock.
 A set is in one of four places::
@@ -38,7 +38,7 @@ from statelog.model import ChangeBatch, SequenceNumber, StateChangeSet, UploadRe
 
 @dataclass(frozen=True, slots=True)
 class ChangesCut:
-    """The appended changes become the next set; *size_bytes* is the sum of their values."""
+    """The appended changes were cut into a set; *size_bytes* is the total size of their values."""
 
     batches: tuple[ChangeBatch, ...]
     size_bytes: int
@@ -54,12 +54,12 @@ class PersistRequested:
 
 @dataclass(frozen=True, slots=True)
 class FlushRequested:
-    """The threshold was reached: upload the changes ahead of a checkpoint."""
+    """The threshold was reached: upload the changes before a checkpoint asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadSucceeded:
-    """These sets are durable."""
+    """These sets are now durable."""
 
     results: tuple[UploadResult, ...]
 
@@ -74,7 +74,7 @@ class UploadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """A completed checkpoint contains the sets of [from_sqn, to_sqn); some may be uploading."""
+    """A completed checkpoint contains the sets in [from_sqn, to_sqn); some may be uploading."""
 
     from_sqn: int
     to_sqn: int
@@ -90,7 +90,7 @@ class Truncated:
 @dataclass(frozen=True, slots=True)
 class Closed:
     """
-    The writer is closed.
+    The writer was closed.
 
     Args:
         unwanted_from_sqn: Sets at or above it are in no checkpoint, so their files can be deleted.
@@ -105,14 +105,14 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class StartUpload:
-    """Pass these sets to the scheduler as one task."""
+    """Pass these sets to the scheduler as a single task."""
 
     change_sets: tuple[StateChangeSet, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CompletePersist:
-    """Every set of the persist is durable."""
+    """Every set of the persist is now durable."""
 
     persist_id: int
     results: tuple[UploadResult, ...]
@@ -121,7 +121,7 @@ class CompletePersist:
 
 @dataclass(frozen=True, slots=True)
 class FailPersist:
-    """A set of the persist cannot become durable now."""
+    """A set of the persist can no longer become durable."""
 
     persist_id: int
     error: BaseException
@@ -129,21 +129,21 @@ class FailPersist:
 
 @dataclass(frozen=True, slots=True)
 class OfferFiles:
-    """A handle is about to reference the files of these results."""
+    """A handle is about to reference the files in these results."""
 
     results: tuple[UploadResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A checkpoint now owns the files of these results."""
+    """A checkpoint now owns the files in these results."""
 
     results: tuple[UploadResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSets:
-    """The writer no longer needs these sets; a file without needed sets may be deleted."""
+    """The writer no longer needs these sets; a file without needed sets can be deleted."""
 
     results: tuple[UploadResult, ...]
 
@@ -163,7 +163,7 @@ Action = StartUpload | CompletePersist | FailPersist | OfferFiles | HandOver | R
 
 @dataclass(slots=True)
 class _Persist:
-    """An open persist over [from_sqn, to_sqn), and its results so far."""
+    """An unfinished persist of [from_sqn, to_sqn), and its results so far."""
 
     from_sqn: int
     to_sqn: int
@@ -176,7 +176,7 @@ class _Persist:
 
 @dataclass(slots=True)
 class _Uploaded:
-    """A durable set: *offered* once in a snapshot, *confirmed* once a checkpoint owns it."""
+    """A durable set: *offered* once a handle contains it, *confirmed* once a checkpoint owns it."""
 
     result: UploadResult
     offered: bool = False
@@ -185,7 +185,7 @@ class _Uploaded:
 
 class ChangeLog:
     """
-    The sets of one writer, by number.
+    The change sets of one writer, by number.
 
     Invariants:
       1. every number in [lowest, active) is in exactly one of not_uploaded, uploading, failed,
@@ -214,17 +214,17 @@ class ChangeLog:
 
     @property
     def active_sqn(self) -> int:
-        """Sequence number of the next set to cut."""
+        """The sequence number of the next set to be cut."""
         return self._active
 
     @property
     def lowest_sqn(self) -> int:
-        """All numbers below this one are truncated."""
+        """All sets with numbers below this one have been truncated."""
         return self._lowest
 
     @property
     def pending_bytes(self) -> int:
-        """Value bytes that are cut but not uploading; they count towards the flush threshold."""
+        """Bytes of values cut but not uploading, which count towards the flush threshold."""
         return self._pending_bytes
 
     @property
@@ -238,7 +238,7 @@ class ChangeLog:
         return tuple(self._persists)
 
     def check_persist(self, from_sqn: int) -> None:
-        """Reject a persist that cannot be served, before cutting a set for it."""
+        """Reject a persist that cannot succeed, before a set is cut for it."""
         if self._closed:
             raise WriterClosedError(
                 f"writer {self._log_id} is closed; create a new one", log_id=self._log_id
@@ -259,7 +259,7 @@ class ChangeLog:
             )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Record an event and return the resulting actions."""
+        """Record an event, and return the actions to perform."""
         del now_ns  # nothing here depends on time; every core object has this signature
         match event:
             case ChangesCut(batches, size_bytes):
@@ -307,7 +307,7 @@ class ChangeLog:
         return uploads
 
     def _start_upload(self, from_sqn: int) -> list[Action]:
-        """Upload the sets that are not uploading; retry failed sets."""
+        """Upload the sets that are not being uploaded; retry sets that failed."""
         sets = []
         # In the order of their numbers: a file then has the sets in the order of the appends.
         for sqn in sorted((*self._not_uploaded, *self._failed)):
@@ -482,7 +482,7 @@ class ChangeLog:
         return actions
 
     def check_invariants(self) -> None:
-        """Check that all collections are consistent, for tests."""
+        """Check that all collections are consistent; used by tests."""
         places = (self._not_uploaded, self._uploading, self._failed, self._uploaded)
         numbers = sorted(sqn for place in places for sqn in place)
         expected = [] if self._closed else list(range(self._lowest, self._active))

@@ -1,5 +1,5 @@
 """
-The checkpoints of one owner: acknowledgements, the parts of a commit, and garbage.
+The checkpoints of one owner: acknowledgements, the contents of a commit, and garbage.
 
 No IO, no clock, no names of objects: the shell passes events to `handle(event, now_ns)` and
 performs the returned actions.  An event that is not allowed is refused with an error and changes
@@ -36,7 +36,7 @@ from statelog.model.checkpoint import Pin, pinned, retained_ids
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
     """
-    A retained checkpoint and the objects it needs.
+    A retained checkpoint, and the objects that it needs.
 
     Args:
         checkpoint_id: Its number.
@@ -51,7 +51,7 @@ class RetainedCheckpoint:
 @dataclass(frozen=True, slots=True)
 class Restored:
     """
-    The location's history was read.
+    The history of the location has been read.
 
     Args:
         latest: The checkpoint to continue from; None for an empty location.
@@ -76,7 +76,7 @@ class Triggered:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A task made its part durable."""
+    """A task made its part of the checkpoint durable."""
 
     checkpoint_id: int
     snapshot: TaskStateSnapshot
@@ -92,14 +92,14 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested:
-    """The engine commits the checkpoint; its parts are fixed from now on."""
+    """The engine commits the checkpoint, whose contents no longer change."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The metadata object exists, and this owner wrote it."""
+    """The metadata object exists, and was written by this owner."""
 
     checkpoint: CompletedCheckpoint
     objects: tuple[str, ...]
@@ -115,7 +115,7 @@ class Fenced:
 @dataclass(frozen=True, slots=True)
 class CleanUpRequested:
     """
-    The engine runs the clean-up.
+    The engine requests a clean-up.
 
     Args:
         pins: The pins of the location, read after the commits that subsumed *subsumed*; None if
@@ -154,7 +154,7 @@ Event: TypeAlias = (
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
     """
-    Build the checkpoint from these parts and write it; then report `Committed` or `Fenced`.
+    Build and write the checkpoint from these parts, then report `Committed` or `Fenced`.
 
     Args:
         checkpoint_id: Its number.
@@ -173,7 +173,7 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObjects:
-    """Delete these objects in this order, then report the deleted ones with `Deleted`."""
+    """Delete these objects in this order, then report the ones deleted with `Deleted`."""
 
     paths: tuple[str, ...]
 
@@ -196,7 +196,7 @@ class _Pending:
 
 
 class Phase(enum.Enum):
-    """The current activity of an owner."""
+    """What an owner is currently doing."""
 
     IDLE = "no checkpoint under way"
     COLLECTING = "waiting for tasks"
@@ -226,7 +226,7 @@ PHASES: Final[Mapping[Phase, Mapping[type, Phase]]] = {
 
 class CheckpointLedger:
     """
-    The checkpoints of one owner.
+    The checkpoints of one owner, and the phase that the owner is in.
 
     Invariants:
         1. The references to an object are the retained and subsumed checkpoints that name it.
@@ -259,17 +259,17 @@ class CheckpointLedger:
 
     @property
     def retained(self) -> tuple[int, ...]:
-        """Checkpoints that can be restored, ascending."""
+        """The checkpoints that can be restored, in ascending order."""
         return tuple(self._retained)
 
     @property
     def subsumed(self) -> tuple[int, ...]:
-        """Checkpoints that are no longer retained, for the next clean-up."""
+        """The checkpoints that are no longer retained, which the next clean-up deletes."""
         return tuple(self._subsumed)
 
     @property
     def phase(self) -> Phase:
-        """The owner's current phase; see `PHASES` for the transitions."""
+        """The phase of the owner; see `PHASES` for the transitions."""
         if self._fenced is not None:
             return Phase.FENCED
         if self._pending is None:
@@ -278,16 +278,16 @@ class CheckpointLedger:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a different owner has the location, so that only `Restored` is accepted."""
+        """Whether a different owner has taken the location, so that only `Restored` is accepted."""
         return self._fenced is not None
 
     @property
     def pending_id(self) -> int | None:
-        """The current checkpoint, or None."""
+        """The checkpoint in progress, or None."""
         return None if self._pending is None else self._pending.checkpoint_id
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Handle an event and return the required actions."""
+        """Handle an event, and return the actions to perform."""
         # An owner that was fenced must not change the location; a restore takes it back.
         if self._fenced is not None and not isinstance(event, Restored | Fenced):
             raise FencedError(self._fenced)
@@ -521,7 +521,7 @@ class CheckpointLedger:
         return [DeleteObjects(paths)] if paths else []
 
     def _settle_subsumed(self, event: CleanUpRequested) -> None:
-        """Retain pinned subsumed checkpoints; objects of all others are garbage."""
+        """Retain subsumed checkpoints that are pinned; the objects of all others are garbage."""
         latest = -1 if self._latest is None else self._latest.checkpoint_id
         if event.pins is None:
             check(not self._subsumed, "a clean-up after a commit needs the pins of the location")

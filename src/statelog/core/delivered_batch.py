@@ -24,7 +24,7 @@ _NUMBER: Final = re.compile("[0-9]{1,18}")
 @dataclass(frozen=True, slots=True)
 class DeliveredBatch:
     """
-    A micro-batch, identified uniquely across all histories.
+    A micro-batch, identified uniquely across all histories of the location.
 
     Args:
         location_id: The identity of the state location, which its first claim made.
@@ -56,7 +56,7 @@ class DeliveredBatch:
     @property
     def recorded(self) -> DeliveredBatch:
         """
-        This micro-batch as recorded in a target, under the timeline of the driver that delivers it.
+        This micro-batch as recorded in a target, on the timeline of the driver that delivers it.
 
         So the record fences drivers of earlier timelines, also after a micro-batch from before the
         rewind.
@@ -64,14 +64,14 @@ class DeliveredBatch:
         return replace(self, timeline=max(self.timeline, self.run_timeline), run_timeline=0)
 
     def to_text(self) -> str:
-        """Return the record for a target: `location/timeline/batch/plan`."""
+        """Return the record to store in a target: `location/timeline/batch/plan`."""
         timeline = max(self.timeline, self.run_timeline)
         return _SEPARATOR.join((self.location_id, str(timeline), str(self.batch_id), self.plan))
 
     @classmethod
     def from_text(cls, text: str, *, where: str) -> DeliveredBatch:
         """
-        Parse the micro-batch from a record; it is equal to `recorded`.
+        Parse a micro-batch from a record; the result equals `recorded`.
 
         Args:
             text: Result of `to_text`.
@@ -92,7 +92,7 @@ class DeliveredBatch:
     @property
     def number(self) -> int:
         """
-        A single number for timeline and batch id, for a target that stores a number.
+        Timeline and batch id as a single number, for targets that store a number.
 
         Within a location it rises with each micro-batch, and with each timeline.
         """
@@ -100,11 +100,11 @@ class DeliveredBatch:
 
     @classmethod
     def from_number(cls, number: int, location_id: str = "") -> DeliveredBatch:
-        """Parse the micro-batch from a `number`; without *location_id* its location is unknown."""
+        """Parse a micro-batch from a `number`; without *location_id*, its location is unknown."""
         return cls(location_id, number >> _BATCH_BITS, number & _BATCH_MASK)
 
     def is_recorded_as(self, recorded: DeliveredBatch | None) -> bool:
-        """Return whether *recorded* is the record of this micro-batch, as far as it is complete."""
+        """Return whether *recorded* matches this micro-batch, as far as the record is complete."""
         return (
             recorded is not None
             and recorded.number == self.number
@@ -114,7 +114,7 @@ class DeliveredBatch:
 
     def is_written(self, last: DeliveredBatch | None, *, target: str) -> bool:
         """
-        Return whether a target contains this micro-batch; False means to write it.
+        Return whether a target already contains this micro-batch; if not, it must be written.
 
         Args:
             last: The record of the newest micro-batch of this query in the target; None without
@@ -149,7 +149,7 @@ class DeliveredBatch:
         return self._is_written_in(last, target)
 
     def _is_written_in(self, last: DeliveredBatch, target: str) -> bool:
-        """Decide for a record on the batch's timeline, or on one that continues it."""
+        """Decide for a record on this micro-batch's timeline, or on one that continues it."""
         if last.batch_id == self.batch_id:
             if not _may_be_equal(last.plan, self.plan):
                 raise self._gap(last, target, "with different input under the same number")
@@ -173,5 +173,5 @@ class DeliveredBatch:
 
 
 def _may_be_equal(first: str, second: str) -> bool:
-    """Return whether two digests are equal or one is unknown."""
+    """Return whether two digests are equal or at least one is unknown."""
     return not first or not second or first == second

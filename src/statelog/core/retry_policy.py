@@ -1,5 +1,5 @@
 """
-When to retry an upload or a request, and how long an attempt may take.
+When to retry an upload or request, and how long an attempt may take.
 
 A request that failed for the moment is repeated a number of times and for a bounded time.  A
 request that the store refused, because credentials have expired and are being renewed, is repeated
@@ -25,7 +25,7 @@ _REFUSALS_AT_FIRST: Final = 5
 
 
 class RetryKind(enum.Enum):
-    """How the delay before the next attempt grows."""
+    """How the delay before the next attempt changes."""
 
     NONE = "none"
     FIXED = "fixed"
@@ -35,7 +35,7 @@ class RetryKind(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """
-    When to retry; create one with `none`, `fixed` or `exponential`.
+    When to retry; created by `none`, `fixed` or `exponential`.
 
     These take durations in seconds or as a `timedelta`; the fields are nanoseconds.
 
@@ -65,7 +65,7 @@ class RetryPolicy:
 
     @classmethod
     def none(cls) -> RetryPolicy:
-        """Return the policy of one attempt without a time-out."""
+        """Return a policy with a single attempt and no time-out."""
         return cls(kind=RetryKind.NONE)
 
     @classmethod
@@ -75,7 +75,7 @@ class RetryPolicy:
         timeout_s: Seconds | None = 1.0,
         delay_after_failure_s: Seconds = 0.5,
     ) -> RetryPolicy:
-        """Return Flink's policy: a fixed delay after an error, none after a time-out."""
+        """Return Flink's policy: a fixed delay after an error, no delay after a time-out."""
         return cls(
             kind=RetryKind.FIXED,
             max_attempts=max_attempts,
@@ -91,7 +91,7 @@ class RetryPolicy:
         first_delay_s: Seconds = 0.1,
         delay_max_s: Seconds = 5.0,
     ) -> RetryPolicy:
-        """Return a policy whose delay doubles up to a bound, with jitter."""
+        """Return a policy whose delay doubles up to a limit, with jitter."""
         return cls(
             kind=RetryKind.EXPONENTIAL,
             max_attempts=max_attempts,
@@ -143,7 +143,7 @@ class Failure(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPolicy:
     """
-    Bounds of the attempts of one request.
+    Limits on the attempts of one request.
 
     Args:
         max_retries: Attempts after the first one.
@@ -158,7 +158,7 @@ class RequestPolicy:
     def delay_s(
         self, failure: Failure, attempts: int, elapsed_s: float, *, worked: bool, jitter: float
     ) -> float | None:
-        """Return how long to wait before the next attempt; None to report the error."""
+        """Return how long to wait before the next attempt, or None to report the error."""
         # The exponent is bounded because a float overflows long before a query gives up.
         full_s = min(_FIRST_DELAY_S * 2.0 ** min(attempts - 1, 30), _DELAY_MAX_S)
         delay_s = full_s / 2 * (1 + jitter)

@@ -1,5 +1,5 @@
 """
-Choose a micro-batch's snapshots, so that the log stays bounded and writes stay small.
+Choose the snapshots of a micro-batch, so that the log stays short and writes stay small.
 
 Key groups are written in the order of their last snapshots, slice by slice.  A piece of the log is
 no longer needed once a snapshot covers each of its key groups, so this order frees the oldest part
@@ -25,7 +25,7 @@ from statelog.options import SnapshotPolicy
 @dataclass(frozen=True, slots=True)
 class LogDistances:
     """
-    Measure how far the log is ahead of the snapshots.
+    Measures how far the log has grown beyond the snapshots.
 
     Args:
         covered: By key group: the checkpoint its snapshot contains; -1 without one.
@@ -43,7 +43,7 @@ class LogDistances:
 
     @classmethod
     def of(cls, checkpoint: CompletedCheckpoint | None, max_parallelism: int) -> LogDistances:
-        """Return the distances at *checkpoint*; None for the empty state."""
+        """Return the distances as of *checkpoint*, or as of the empty state for None."""
         if checkpoint is None:
             nothing = np.zeros(max_parallelism, np.int64)
             return cls(nothing - 1, nothing, nothing, 0, 0)
@@ -70,7 +70,7 @@ def choose_key_groups(
     failures: Sequence[int] | npt.NDArray[np.int64] | None = None,
 ) -> tuple[KeyGroupRange, ...]:
     """
-    Return the key groups to write with the next micro-batch.
+    Return the key groups whose snapshots the next micro-batch should write.
 
     These are two slices at most.
     """
@@ -99,7 +99,7 @@ def choose_key_groups(
 def _slices(
     policy: SnapshotPolicy, order: Sequence[int], size: npt.NDArray[np.float64], state: float
 ) -> list[KeyGroupRange]:
-    """Split the key groups, in order, into ranges of about one slice."""
+    """Split the key groups, in order, into ranges that are about one slice in size."""
     slice_bytes = max(policy.slice_bytes, state / policy.max_slices)
     slices: list[KeyGroupRange] = []
     used = 0.0
@@ -130,7 +130,7 @@ def _joined(slices: Sequence[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
 
 
 class SnapshotSchedule:
-    """Stores what checkpoints do not contain: learned sizes, failures and retry times."""
+    """Stores what checkpoints do not record: learned sizes, failures and retry times."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class SnapshotSchedule:
         self._not_before_ms = 0
 
     def choose(self, distances: LogDistances, now_ms: int) -> tuple[KeyGroupRange, ...]:
-        """Return the key groups for which the next micro-batch writes a snapshot."""
+        """Return the key groups whose snapshots the next micro-batch writes."""
         if now_ms < self._not_before_ms:
             return ()
         return choose_key_groups(
@@ -171,7 +171,7 @@ class SnapshotSchedule:
 
     def failed(self, key_groups: KeyGroupRange, now_ms: int) -> int:
         """
-        Record that a snapshot of *key_groups* could not be written.
+        Record that writing a snapshot of *key_groups* failed.
 
         Returns:
             Milliseconds until the next attempt at any: 10 s, twice as much after each failure in

@@ -1,5 +1,5 @@
 """
-Describe how far a query has read its sources, in a comparable form.
+Describe how far a query has read its sources, in a form that can be compared.
 
 Spark writes the offset of every source to `offsets/<batch>` before it runs a micro-batch.  The
 offset of a file source is only the number of an entry in the source's own log,
@@ -56,7 +56,7 @@ class _FileOffset(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 class FileEntry(msgspec.Struct, frozen=True, rename="camel"):
     """
-    One file in the log of a file source.
+    A file in the log of a file source.
 
     Args:
         path: URL of the file.
@@ -72,7 +72,7 @@ class FileEntry(msgspec.Struct, frozen=True, rename="camel"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetEntry:
     """
-    One entry of a query's offset log.
+    An entry in a query's offset log.
 
     Args:
         timestamp_ms: Processing time of the micro-batch.
@@ -103,14 +103,14 @@ _file_decoder = msgspec.json.Decoder(FileEntry)
 
 
 def position_of(offsets: Sequence[str | None]) -> str:
-    """Return a digest of the offsets of all sources, in order."""
+    """Return a digest of the offsets of all sources, which depends on their order."""
     if not any(offsets):
         return NOTHING_READ
     return _digest(list(offsets))
 
 
 def log_entry(offset: str | None) -> int | None:
-    """Return the log entry in *offset*, or None."""
+    """Return the log entry that *offset* refers to, or None."""
     if offset is None:
         return NO_ENTRY
     try:
@@ -121,7 +121,7 @@ def log_entry(offset: str | None) -> int | None:
 
 def logged_range(before: str | None, offset: str | None) -> tuple[int, int] | None:
     """
-    Return the entries in a source's log between two offsets.
+    Return the entries between two offsets in the log of a source.
 
     They begin after the first offset and end with the second.
 
@@ -137,12 +137,12 @@ def logged_range(before: str | None, offset: str | None) -> tuple[int, int] | No
 
 
 def files_digest(files: Iterable[FileEntry]) -> str:
-    """Return a digest of files and their times, independent of their order."""
+    """Return a digest of files and their times that does not depend on their order."""
     return _digest(sorted((file.path, file.timestamp) for file in files))
 
 
 def parse_files(data: bytes, where: str, *, whole: bool = True) -> list[FileEntry]:
-    """Read an entry of a file source's log."""
+    """Parse an entry of a file source's log."""
     lines = data.split(b"\n")
     if whole:
         _check_version(lines[0], where)
@@ -164,7 +164,7 @@ def parse_files(data: bytes, where: str, *, whole: bool = True) -> list[FileEntr
 
 
 def parse_offsets(data: bytes, where: str) -> OffsetEntry:
-    """Read an entry of a query's offset log."""
+    """Parse an entry of a query's offset log."""
     lines = data.decode("utf-8", "replace").split("\n")
     _check_version(lines[0].encode(), where, _VERSION, _NAMED)
     try:

@@ -1,5 +1,5 @@
 """
-Choose a micro-batch's number of tasks from its estimated work, within limits.
+Choose how many tasks a micro-batch gets, from its estimated work and within limits.
 
 One task needs no shuffle; several share the work, and each pays for the shuffle and a Python task.
 The work of a micro-batch is estimated from the size of its input, where that is known, else from
@@ -39,7 +39,7 @@ _SHUFFLED_BATCHES = 100
 @dataclass(frozen=True, slots=True)
 class TaskBounds:
     """
-    The limits of the number of tasks.
+    The limits on the number of tasks.
 
     Args:
         least: 1 to *most*.
@@ -81,7 +81,7 @@ class BatchCost:
 
 class TaskCount:
     """
-    Chooses the number of tasks of each micro-batch.
+    Chooses the number of tasks for each micro-batch.
 
     The most expensive of the last three micro-batches counts, and there are fewer tasks only where
     the work is clearly less.  A burst is under-provisioned for at most one micro-batch, and not at

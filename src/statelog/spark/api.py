@@ -69,7 +69,7 @@ DEFAULT_OPERATOR_ID = "transform_with_state"
 
 @dataclass(frozen=True, slots=True)
 class OperatorArguments:
-    """Spark's own arguments of the operator, and how its input is keyed."""
+    """The arguments that Spark's own operator takes, and how the input is keyed."""
 
     grouped: GroupedData
     processor: AnyProcessor
@@ -207,7 +207,7 @@ def transform_with_state_in_pandas(
 def stateful_frame(
     arguments: OperatorArguments, face: Face, settings: OperatorSettings
 ) -> DataFrame:
-    """Return a stateful operator's output; raises like `transform_with_state`."""
+    """Return the output of a stateful operator; raises like `transform_with_state`."""
     time_mode = mode_of("timeMode", arguments.time_mode, TIME_MODES)
     mode_of("outputMode", arguments.output_mode, OUTPUT_MODES)
     refuse_unknown_arguments(settings)
@@ -270,7 +270,7 @@ class _Place:
 
     @property
     def key_groups(self) -> KeyGroupRange:
-        """The key groups of the operator; they follow the operators before it."""
+        """The key groups of the operator, which follow the groups of the operators before it."""
         count = self.settings.max_parallelism
         return KeyGroupRange(len(self.before) * count, (len(self.before) + 1) * count - 1)
 
@@ -289,7 +289,7 @@ def _place(arguments: OperatorArguments, settings: OperatorSettings, time_mode: 
 def _declared(
     processor: AnyProcessor, place: _Place, source: KeyedInput, time_mode: str
 ) -> Declared:
-    """Run the processor's `init`, and return its declarations."""
+    """Run the processor's `init`, and return what it declares."""
     declared = declared_by(
         processor,
         place.settings.operator_id or _operator_id(place.before),
@@ -305,13 +305,13 @@ def _declared(
 def _has_all_columns(
     arguments: OperatorArguments, source: KeyedInput, settings: QuerySettings
 ) -> bool:
-    """Return whether tasks get all columns, not only those that the processor reads."""
+    """Return whether tasks receive all columns, not only the columns that the processor reads."""
     is_chosen = settings.input_columns != AUTO
     return is_chosen or arguments.keys.reduction is not None or source.has_all_columns
 
 
 def _with_event_time(output: StructType, name: str | None, source: KeyedInput) -> StructType:
-    """Return the output, with its event time column marked if it has one."""
+    """Return the output, with its event-time column marked if it has one."""
     if name is None:
         return output
     check_output_column(name, output, has_watermark=source.facts.has_watermark)
@@ -321,7 +321,7 @@ def _with_event_time(output: StructType, name: str | None, source: KeyedInput) -
 def _chain(
     grouped: GroupedData, settings: OperatorSettings
 ) -> tuple[tuple[OperatorDefinition, ...], dict[str, object]]:
-    """Return the operators before this operator in its query, and the query's settings."""
+    """Return the operators that precede this one in its query, and the query's settings."""
     if not isinstance(grouped, GroupedStatefulStream):
         return (), dict[str, object](settings)
     before = grouped.operators
@@ -329,7 +329,7 @@ def _chain(
 
 
 def _to_read(arguments: OperatorArguments, face: Face, settings: QuerySettings) -> ColumnsToRead:
-    """Return a function for the columns that the processor and its event time need."""
+    """Return a function that selects the columns the processor and its event time need."""
     chosen = settings.input_columns
     is_timed = arguments.time_mode.lower() == "eventtime"
     if chosen == AUTO and settings.keeps_rows:
@@ -372,7 +372,7 @@ def _input(
 def _check_chain(
     before: Sequence[OperatorDefinition], time_mode: str, settings: QuerySettings
 ) -> None:
-    """Check that an operator can follow the operators *before* in one query."""
+    """Check that an operator can follow the operators in *before* in the same query."""
     others = time_mode_of(before)
     if "none" not in (time_mode, others) and time_mode != others:
         raise UsageError(
@@ -394,12 +394,12 @@ def _check_chain(
 
 
 def _operator_id(before: Sequence[OperatorDefinition]) -> str:
-    """Return the default name of an operator after *before*."""
+    """Return the default name of an operator that follows *before*."""
     return f"{DEFAULT_OPERATOR_ID}_{len(before) + 1}" if before else DEFAULT_OPERATOR_ID
 
 
 def client_of(session: SparkSession) -> Client:
-    """Return the functions for this kind of session."""
+    """Return the functions that implement this kind of session."""
     if not is_connect(session):
         return _CLASSIC
     refuse_before((4, 0), "a session of Spark Connect")

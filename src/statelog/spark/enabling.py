@@ -1,5 +1,5 @@
 """
-`enable(spark)`: `df.groupBy(...).transformWithState(...)` itself runs on statelog.
+`enable(spark)`: makes `df.groupBy(...).transformWithState(...)` itself run on statelog.
 
 Spark's method is replaced by one that runs on statelog if the frame's session was enabled; in every
 other session it calls Spark's own method.  `disable` undoes this.
@@ -43,7 +43,7 @@ def enable(
     spark: SparkSession, *, on_progress: OnProgress | None = None, metrics: Metrics | None = None
 ) -> None:
     """
-    Run `transformWithState` on statelog in one session.
+    Run `transformWithState` on statelog in this session.
 
     The state of each query is stored in the folder `statelog` of its checkpointLocation.  With
     `spark.statelog.baseLocation` at the time of the call of `transformWithState` it is stored
@@ -85,7 +85,7 @@ def enable(
 
 def disable(spark: SparkSession) -> None:
     """
-    Run a session's `transformWithState` on Spark's own state again.
+    Run the session's `transformWithState` on Spark's own state again.
 
     Running queries are not affected.
 
@@ -107,7 +107,7 @@ def disable(spark: SparkSession) -> None:
 
 
 def _grouped_data(session: SparkSession) -> type:
-    """Return the class of the objects that `groupBy` returns in a session."""
+    """Return the class of the objects that the session's `groupBy` returns."""
     if not is_connect(session):
         return GroupedData
     refuse_before((4, 0), "a session of Spark Connect")
@@ -124,7 +124,7 @@ def _id_of(session: SparkSession) -> str:
 
 
 def _missing(name: str) -> Callable[..., DataFrame]:
-    """Return the method for sessions that are not enabled if Spark lacks it (3.5, 4.0)."""
+    """Return a method for other sessions, where Spark itself lacks it (3.5 and 4.0)."""
 
     def method(self: GroupedData, *args: object, **kwargs: object) -> DataFrame:
         raise UsageError(
@@ -139,7 +139,7 @@ def _missing(name: str) -> Callable[..., DataFrame]:
 def _switch(
     original: Callable[..., DataFrame], operator: Callable[..., DataFrame]
 ) -> Callable[..., DataFrame]:
-    """Return a method that calls *operator* only in enabled sessions."""
+    """Return a method that calls *operator* in enabled sessions only."""
     sessions: _Sessions = {}
     chosen: set[str] = set()
 

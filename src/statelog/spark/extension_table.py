@@ -1,4 +1,4 @@
-"""List the engine's extensions in the order in which the engine calls them."""
+"""List the engine's extensions in the order in which it calls them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Loaded = TypeVar("_Loaded")
 
 class ExtensionRow(NamedTuple):
     """
-    An extension; each part is a `module:name` that is imported at its first use.
+    An extension; each part is a `module:name` that is imported when it is first used.
 
     Args:
         name: The key of its parts in the specs and the answers of tasks.
@@ -81,7 +81,7 @@ CONNECT_CLIENT: Final = "statelog.extensions.connect.client:CONNECT"
 
 def loaded(path: str, kind: type[_Loaded]) -> _Loaded:
     """
-    Import the object that `module:name` names at its first use, and return it.
+    Import the object named by `module:name` when it is first used, and return it.
 
     Raises if it is not a *kind*.
     """
@@ -93,12 +93,12 @@ def loaded(path: str, kind: type[_Loaded]) -> _Loaded:
 
 
 def row_of_call(method: str) -> ExtensionRow | None:
-    """Return the extension that adds a method to the handle of a processor, or None."""
+    """Return the extension that adds this method to a processor's handle, or None."""
     return next((row for row in EXTENSIONS if method in row.calls), None)
 
 
 class ExtendedHandle:
-    """A handle of a processor, to which extensions add methods."""
+    """A processor's handle with the methods that extensions add."""
 
     def __getattr__(self, method: str) -> Callable[..., object]:
         row = row_of_call(method)
@@ -110,5 +110,5 @@ class ExtendedHandle:
         return call
 
     def _call_of(self, row: ExtensionRow, method: str) -> Callable[..., object]:
-        """Return a method that an extension adds, which raises `UsageError` outside `init`."""
+        """Return a method added by an extension; outside `init`, it raises `UsageError`."""
         raise UsageError(f"{method}() can be called only in init()")

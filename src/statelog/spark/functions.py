@@ -1,5 +1,5 @@
 """
-Aggregates for `statelog.spark.aggregate`, named as in `pyspark.sql.functions`.
+Aggregates for `statelog.spark.aggregate`, with the names in `pyspark.sql.functions`.
 
     from statelog.spark import functions as F
 

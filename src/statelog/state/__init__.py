@@ -1,5 +1,5 @@
 """
-Keyed state: tables, the changes that update them, and snapshots.
+Keyed state: tables, the changes that update them, and snapshots of them.
 
     kinds      value, list, map, timer: all that is particular to a kind of state
     schema     what a processor declares, and how it may change

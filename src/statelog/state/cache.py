@@ -32,7 +32,7 @@ WritesT = TypeVar("WritesT", covariant=True)
 @dataclass(slots=True)
 class CatchUp:
     """
-    Counts the work of one `catch_up`, for a batch's report.
+    Counters for the work that one call of `catch_up` did, for the micro-batch's report.
 
     Args:
         folded: Key groups brought forward by what their own attempt staged.
@@ -78,7 +78,7 @@ class StateCache(ABC, Generic[WritesT]):
         committed: Collection[str],
         load: Callable[[], tuple[ObjectStore, ChangelogStateBackendHandle]],
     ) -> CatchUp:
-        """Update the key groups in *key_group_range* to checkpoint *base_id*."""
+        """Bring the key groups in *key_group_range* up to checkpoint *base_id*."""
         caught_up = CatchUp()
         # 1. Settle the attempts of this process: those that made *base_id* are folded in.
         self._end_attempt()
@@ -120,7 +120,7 @@ class StateCache(ABC, Generic[WritesT]):
         key_group_range: KeyGroupRange,
         caught_up: CatchUp,
     ) -> None:
-        """Read the snapshots of *handle* that update the key groups."""
+        """Restore key groups from the snapshots in *handle* that are newer than their state."""
         for snapshot, key_groups, old in snapshots_ahead(handle, key_group_range, self.version):
             data = read_materialized(store, snapshot)
             caught_up.restored += 1
@@ -138,11 +138,11 @@ class StateCache(ABC, Generic[WritesT]):
 
     @abstractmethod
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Record the checkpoint of key groups, and the handle or snapshot applied last."""
+        """Record the checkpoint that key groups have reached, and the object last applied."""
 
     @abstractmethod
     def forget(self, key_groups: Sequence[int]) -> None:
-        """Empty some key groups; the next `catch_up` restores them."""
+        """Discard the state of some key groups; the next `catch_up` restores it."""
 
     @abstractmethod
     def expire_incrementally(self, key_group_range: KeyGroupRange, now_ms: int) -> int:
@@ -162,7 +162,7 @@ class StateCache(ABC, Generic[WritesT]):
 
     @abstractmethod
     def _fold(self, staged: Staged[WritesT], key_groups: Sequence[int]) -> None:
-        """Apply a committed attempt's writes to *key_groups*."""
+        """Apply the writes of a committed attempt to *key_groups*."""
 
     @abstractmethod
     def _bring_forward(
@@ -172,17 +172,17 @@ class StateCache(ABC, Generic[WritesT]):
         key_group_range: KeyGroupRange,
         caught_up: CatchUp,
     ) -> None:
-        """Restore snapshots and replay the logfor key groups that are older than *handle*."""
+        """Restore snapshots and replay the log for key groups that are older than *handle*."""
 
     @abstractmethod
     def _insert(
         self, data: memoryview, key_group_range: KeyGroupRange, key_groups: Sequence[int]
     ) -> None:
-        """Restore *key_groups*, which are empty and in the range, from the bytes of a snapshot."""
+        """Restore *key_groups*, which are in the range and still empty, from a snapshot's bytes."""
 
     @abstractmethod
     def _end_attempt(self) -> None:
-        """End an attempt's work that was not staged."""
+        """Clean up after an attempt whose work was not staged."""
 
     @abstractmethod
     def _bound(self) -> int:
@@ -197,7 +197,7 @@ def by_outcome(
     staged: Iterable[Staged[WritesT]], base_id: int, committed: Collection[str]
 ) -> tuple[list[Staged[WritesT]], list[Staged[WritesT]], list[Staged[WritesT]]]:
     """
-    Return the attempts of checkpoint *base_id*, earlier attempts, and later attempts.
+    Split attempts into attempts of checkpoint *base_id*, earlier ones and later ones.
 
     Those that were meant for it and are not in *committed* failed, and are in no list.
     """
@@ -211,7 +211,7 @@ def by_outcome(
 
 
 def path_of(snapshot: MaterializedHandle) -> str:
-    """Return the path of a snapshot, which identifies it, or ''."""
+    """Return the path of a snapshot, which identifies it, or '' without a snapshot."""
     return snapshot.handle.path if isinstance(snapshot.handle, FileStateHandle) else ""
 
 
@@ -221,7 +221,7 @@ def snapshots_ahead(
     version_of: Callable[[int], int],
 ) -> Iterator[tuple[MaterializedHandle, KeyGroupRange, list[int]]]:
     """
-    Yield the snapshots that update a state.
+    Yield the snapshots that are newer than the state of some key groups.
 
     Returns:
         Each snapshot with its key groups in *key_group_range*, and which of them are older.
@@ -241,7 +241,7 @@ def logs_ahead(
     key_group_range: KeyGroupRange,
     version_of: Callable[[int], int],
 ) -> Iterator[tuple[ChangelogStateHandle, KeyGroupRange, set[int]]]:
-    """Yield the parts of the log that update a state, like `snapshots_ahead`."""
+    """Yield the parts of the log that are newer than the state, like `snapshots_ahead`."""
     last = -1
     lowest = _lowest(key_group_range, version_of)
     for log in handle.log:
@@ -262,5 +262,5 @@ def logs_ahead(
 
 
 def _lowest(key_group_range: KeyGroupRange, version_of: Callable[[int], int]) -> int:
-    """Return the oldest version in the range; replay skips the log before it."""
+    """Return the oldest version in the range; a replay can skip the log up to that version."""
     return min(map(version_of, key_group_range))

@@ -1,5 +1,5 @@
 """
-State as dict tables: a micro-batch's changes to them, their memory and their expiry.
+State as dict tables: how micro-batches change them, their memory use and their expiry.
 
 State is kept in dicts, one per variable and key group, at a *version*: the checkpoint up to which
 they are complete.  A micro-batch never writes into them.  It fills an *overlay* of deltas, which is
@@ -66,11 +66,11 @@ class KeyGroupState:
                 kind.rules.remove(table, key)
 
     def timers_due(self, state_id: int, until_ms: int) -> Iterator[tuple[int, Key]]:
-        """Yield (time, key) of the applied timers up to *until_ms*, unordered."""
+        """Yield (time, key) for the applied timers up to *until_ms*, in no particular order."""
         return timer_table(self.tables[state_id]).due(until_ms)
 
     def first_timer(self, state_id: int, changed: Collection[Key]) -> int | None:
-        """Return the earliest applied timer of keys not in *changed*, or None."""
+        """Return the earliest applied timer of any key not in *changed*, or None."""
         return timer_table(self.tables[state_id]).first(changed)
 
 
@@ -90,7 +90,7 @@ _PARTS: Final = 32
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
     """
-    The memory that the state of one worker may use.
+    Limits on the memory that the state of one worker may use.
 
     The dict tables get 30 % of the budget, changes waiting to be replayed 10 %, and the rows of a
     micro-batch, with the objects made from them, 30 %; the rest is for the interpreter.
@@ -121,17 +121,17 @@ class MemoryLimits:
 
     @property
     def recent_bytes(self) -> int:
-        """Return the bytes that the dict tables may use."""
+        """Return how many bytes the dict tables may use."""
         return int(self.budget_bytes * _RECENT_SHARE)
 
     @property
     def pending_bytes(self) -> int:
-        """Return the bytes of changes to collect before a replay."""
+        """Return how many bytes of changes to collect before replaying them."""
         return int(self.budget_bytes * _PENDING_SHARE)
 
     @property
     def input_bytes(self) -> int:
-        """Return the bytes of rows, as Python objects, to process at once."""
+        """Return how many bytes of rows, as Python objects, to process at once."""
         return int(self.budget_bytes * _INPUT_SHARE)
 
 
@@ -159,7 +159,7 @@ class StateBackendConfig:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of rows, as Python objects, that a task processes at once."""
+        """How many bytes of rows, as Python objects, a task processes at once."""
         return self.limits().input_bytes
 
     def limits(self) -> MemoryLimits:
@@ -170,7 +170,7 @@ class StateBackendConfig:
 
 
 def block_sizes(groups: Mapping[int, KeyGroupState]) -> dict[int, int]:
-    """Return the estimated bytes of the dict tables of each block."""
+    """Estimate the bytes that the dict tables of each block use."""
     sizes: dict[int, int] = {}
     weights: list[float] | None = None
     for key_group, group in groups.items():
@@ -184,7 +184,7 @@ def block_sizes(groups: Mapping[int, KeyGroupState]) -> dict[int, int]:
 
 
 def choose_blocks(sizes: Mapping[int, int], limit: int) -> list[int]:
-    """Return the blocks to move to columns so that *limit* holds."""
+    """Choose the blocks to move to columns so that the tables stay within *limit*."""
     total = sum(sizes.values())
     chosen = []
     # The largest first, so that few blocks are rewritten.
@@ -197,7 +197,7 @@ def choose_blocks(sizes: Mapping[int, int], limit: int) -> list[int]:
 
 
 def _weight(state_id: int, groups: Iterable[KeyGroupState]) -> float:
-    """Return the estimated bytes of an entry of one variable."""
+    """Estimate the bytes of one entry of a variable."""
     sample: list[tuple[Key, object]] = []
     for group in groups:
         sample += islice(group.tables[state_id].items(), 4)
@@ -209,7 +209,7 @@ def _weight(state_id: int, groups: Iterable[KeyGroupState]) -> float:
 
 
 def _size(value: object) -> int:
-    """Return the bytes of a value with all its parts."""
+    """Return the size of a value in bytes, including all its parts."""
     size = sys.getsizeof(value)
     if isinstance(value, dict | list | tuple) and value:
         parts = islice(value.items() if isinstance(value, dict) else value, _PARTS)
@@ -219,7 +219,7 @@ def _size(value: object) -> int:
 
 
 def blocks(key_group_range: KeyGroupRange) -> Iterator[KeyGroupRange]:
-    """Yield the range in pieces that are rewritten together."""
+    """Split the range into blocks of key groups that are rewritten together."""
     start = key_group_range.start
     while start <= key_group_range.end:
         end = min(start // BLOCK * BLOCK + BLOCK - 1, key_group_range.end)
@@ -263,7 +263,7 @@ def choose_groups(
 
 
 class IncrementalExpiry:
-    """Removes expired entries from the tables, a bounded number in each batch."""
+    """Removes expired entries from the tables, a limited number in each batch."""
 
     def __init__(self, kinds: Sequence[StateKind], ttls_ms: Sequence[int | None]) -> None:
         expiring = [
@@ -306,7 +306,7 @@ class IncrementalExpiry:
 
 
 def _remove_expired(table: Table, kind: AnyKind, until_ms: int) -> tuple[int, int | None]:
-    """Remove entries that expired by *until_ms*; return their number and the next expiry."""
+    """Remove entries that expired by *until_ms*; return their number and the next expiry time."""
     times_of = kind.expiry_times
     live = kind.live_cell
     removed = 0
@@ -333,7 +333,7 @@ def _remove_expired(table: Table, kind: AnyKind, until_ms: int) -> tuple[int, in
 
 
 def without_expired(table: Table, kind: StateKind, now_ms: int) -> Table:
-    """Return a copy of *table* without entries that expired long before *now_ms*."""
+    """Return a copy of *table* without the entries that expired long before *now_ms*."""
     until_ms = now_ms - CLOCK_STEP_MS
     live = kind.rules.live_cell
     cells = ((key, live(cell, until_ms)) for key, cell in table.items())

@@ -1,5 +1,5 @@
 """
-State as Python objects in one process, for processors of Rows.
+State as Python objects in one process, for processors that use Rows.
 
 Small state is kept in dict tables.  State beyond the memory budget is kept in runs of columns (see
 `statelog.state.columnar.sorted_run`), in files of the host where these are allowed.  A task then
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Writes:
-    """An attempt's writes: its overlays, and the runs that contained their keys."""
+    """The writes of an attempt: its overlays, and the runs that contained their keys."""
 
     overlays: dict[int, Overlay]
     runs: dict[int, SortedRun]
@@ -89,7 +89,7 @@ class KeyedState(StateCache[_Writes]):
         key_group_range: KeyGroupRange,
         overlays: dict[int, Overlay],
     ) -> None:
-        """Keep the overlays of an attempt for the next `catch_up`."""
+        """Store the overlays of an attempt until the next `catch_up`."""
         # With the runs of now: by them `_fold` sees whether keys were put into columns since.
         writes = _Writes(overlays, dict(self._runs.by_group))
         self._staged.append(
@@ -98,7 +98,7 @@ class KeyedState(StateCache[_Writes]):
 
     def prepare(self, keys: Mapping[int, Iterable[Key]]) -> None:
         """
-        Prepare keys, by key group, for reads and changes.
+        Prepare keys, grouped by key group, so that they can be read and changed.
 
         Every key that an overlay will hold must be passed here, or be found by `prepare_due` or
         `prepare_all`, before it is read.
@@ -107,14 +107,14 @@ class KeyedState(StateCache[_Writes]):
 
     def borrow(self, keys: Mapping[int, Iterable[Key]]) -> None:
         """
-        Prepare keys like `prepare`, until `give_back`.
+        Prepare keys, like `prepare`, until `give_back` is called.
 
         For a task with more keys than memory, which drops their changes in between.
         """
         self._runs.borrow(keys)
 
     def give_back(self) -> None:
-        """Return borrowed keys to the columns; no change may have been applied to them."""
+        """Return borrowed keys to the columns; they must not have been changed."""
         self._runs.give_back()
 
     def prepare_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
@@ -124,20 +124,20 @@ class KeyedState(StateCache[_Writes]):
     def first_timer_in_columns(
         self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
     ) -> int | None:
-        """Return the earliest timer in columns after `prepare_due`, or None."""
+        """Return the earliest timer that is still in columns after `prepare_due`, or None."""
         return self._runs.first_timer(key_group_range, state_id, after_ms)
 
     def prepare_all(self, key_group_range: KeyGroupRange) -> None:
-        """Prepare all keys, which must fit into memory."""
+        """Prepare all keys, which must all fit into memory."""
         self._runs.move_all(key_group_range)
 
     @property
     def is_columnar(self) -> bool:
-        """Whether any state is in columns, so that `prepare` is needed."""
+        """Whether any state is in columns, which makes `prepare` necessary."""
         return bool(self._runs.by_group)
 
     def entry_count(self, key_group_range: KeyGroupRange) -> int:
-        """Return the number of state entries; a key in columns counts as one."""
+        """Return the number of state entries; each key in columns counts as one entry."""
         entries = sum(len(table) for kg in key_group_range for table in self.groups[kg].tables)
         return entries + self._runs.live_count(key_group_range)
 
@@ -159,7 +159,7 @@ class KeyedState(StateCache[_Writes]):
         self, key_group_range: KeyGroupRange, overlays: Mapping[int, Overlay], now_ms: int
     ) -> bytes:
         """
-        Return the state with *overlays* as Parquet; see `write_snapshot`.
+        Write the state, with *overlays* applied, as Parquet; see `write_snapshot`.
 
         Call `end_snapshot` when it is written.
         """
@@ -192,14 +192,14 @@ class KeyedState(StateCache[_Writes]):
         return ABSENT if group is None else group.version
 
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Record the checkpoint of key groups, and the last applied handle or snapshot."""
+        """Record the checkpoint that key groups have reached, and the object last applied."""
         for key_group in key_groups:
             self.groups[key_group].version = checkpoint_id
             if applied:
                 self._runs.last_applied[key_group] = applied
 
     def forget(self, key_groups: Iterable[int]) -> None:
-        """Empty some key groups; the next `catch_up` restores them."""
+        """Discard the state of some key groups; the next `catch_up` restores it."""
         for key_group in key_groups:
             self.changed.add(key_group)
             self.groups[key_group] = KeyGroupState(self.codec.kinds)

@@ -1,5 +1,5 @@
 """
-The state objects that a processor uses, and the cursor they share.
+The state objects that a processor uses, and the cursor that they share.
 
 The *cursor* holds the current key, and the tables and overlay of its key group.  A read looks into
 the overlay first, then into the table; a write changes the overlay only.  Elements are tuples, and
@@ -32,7 +32,7 @@ ReduceFunction = Callable[[Any, Any], Values]
 
 
 class _NoKey(Table):
-    """Rejects reads and writes without a current key, in place of table and overlay."""
+    """Replaces the table and the overlay without a current key; rejects all access."""
 
     def _refuse(self, *_arguments: object) -> NoReturn:
         raise UsageError(
@@ -47,7 +47,7 @@ _NO_KEY = _NoKey()
 
 
 class Cursor:
-    """The current key of the state objects."""
+    """The current key, which all state objects of a processor share."""
 
     __slots__ = ("_bound", "group", "key", "now_ms", "overlay")
 
@@ -65,14 +65,14 @@ class Cursor:
             state.enter(self.group, self.overlay)
 
     def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
-        """Move to a key group; set `key` afterwards."""
+        """Move to a key group; the caller sets `key` afterwards."""
         self.group = group
         self.overlay = overlay
         for state in self._bound:
             state.enter(group, overlay)
 
     def leave(self) -> None:
-        """Reject reads and writes until `enter`, because there is no current key."""
+        """Reject reads and writes until `enter` is called; until then, no key is current."""
         self.group = None
         self.overlay = []
         for state in self._bound:
@@ -80,7 +80,7 @@ class Cursor:
 
 
 class BoundState:
-    """The base of all state objects: the current key's table and overlay."""
+    """The base class of all state objects: the table and overlay of the current key group."""
 
     kind: ClassVar[StateKind]
 
@@ -99,16 +99,16 @@ class BoundState:
 
     @classmethod
     def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
-        """Create the object of a variable from its codec."""
+        """Create the state object of a variable from its codec."""
         return cls(cursor, state_id, codec.value, codec.descriptor.ttl_ms)
 
     def enter(self, group: KeyGroupState, overlay: Overlay) -> None:
-        """Use the table of *group* below *overlay*."""
+        """Use the table of *group*, with *overlay* on top."""
         self._base = group.tables[self._state_id]
         self._overlay = overlay[self._state_id]
 
     def leave(self) -> None:
-        """Use no table until `enter`."""
+        """Use no table until `enter` is called."""
         self._base = self._overlay = _NO_KEY
 
     def _expires(self) -> int:
@@ -120,12 +120,12 @@ class BoundState:
 
 
 class ValueState(BoundState):
-    """One tuple per key."""
+    """State with one tuple per key."""
 
     kind = StateKind.VALUE
 
     def get(self) -> Values | None:
-        """Return the value, or None if there is none."""
+        """Return the value, or None if the key does not have one."""
         key = self._cursor.key
         # None in the overlay is a removal in this micro-batch, so it must not fall through to the
         # table.
@@ -135,7 +135,7 @@ class ValueState(BoundState):
         return value if value is None or self._copy is None else self._copy(value)
 
     def exists(self) -> bool:
-        """Return whether there is a value."""
+        """Return whether the key has a value."""
         return self.get() is not None
 
     def update(self, newValue: Values) -> None:  # noqa: N803  # Spark's name: it may be in a call
@@ -155,7 +155,7 @@ class ExpiringValueState(ValueState):
     """A `ValueState` with a time to live."""
 
     def get(self) -> Values | None:
-        """Return the value, or None if there is none or it expired."""
+        """Return the value, or None if the key does not have one or it has expired."""
         cursor = self._cursor
         stored = self._overlay.get(cursor.key, MISSING)
         if stored is MISSING:
@@ -174,7 +174,7 @@ class ExpiringValueState(ValueState):
 
 
 class ListState(BoundState):
-    """A list of tuples per key."""
+    """State with a list of tuples per key."""
 
     kind = StateKind.LIST
 
@@ -201,11 +201,11 @@ class ListState(BoundState):
         return iter(elements) if self._copy is None else map(self._copy, elements)
 
     def exists(self) -> bool:
-        """Return whether there is at least one element."""
+        """Return whether the list has at least one element."""
         return next(self.get(), None) is not None
 
     def put(self, newState: Iterable[Values]) -> None:  # noqa: N803  # Spark's name
-        """Replace the list; nothing changes if a value does not fit the schema."""
+        """Replace the list; it stays unchanged if a value does not fit the schema."""
         # A value that does not fit raises here, before the overlay is changed.
         delta = ListDelta(replaced=True)
         delta.tail = [self._element(value) for value in newState]
@@ -216,7 +216,7 @@ class ListState(BoundState):
         self._delta().tail.append(self._element(value))
 
     def append_all(self, values: Iterable[Values]) -> None:
-        """Append several elements; nothing changes if a value does not fit the schema."""
+        """Append several elements; the list stays unchanged if a value does not fit the schema."""
         elements = [self._element(value) for value in values]
         self._delta().tail.extend(elements)
 
@@ -226,7 +226,7 @@ class ListState(BoundState):
 
 
 class ExpiringListState(ListState):
-    """A `ListState` whose elements each have their own time to live."""
+    """A `ListState` in which each element has its own time to live."""
 
     def _element(self, value: Values) -> Entry:
         return self._expires(), self._normalize(value)
@@ -238,7 +238,7 @@ class ExpiringListState(ListState):
 
 
 class MapState(BoundState):
-    """A map from tuples to tuples per key."""
+    """State with a map from tuples to tuples per key."""
 
     kind = StateKind.MAP
 
@@ -255,7 +255,7 @@ class MapState(BoundState):
 
     @classmethod
     def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
-        """Create the object of a variable from its codec."""
+        """Create the state object of a variable from its codec."""
         if codec.user_key is None:
             raise InvariantError("a map state requires a map key")
         return cls(cursor, state_id, codec.value, codec.user_key, codec.descriptor.ttl_ms)
@@ -296,20 +296,20 @@ class MapState(BoundState):
         return delta
 
     def exists(self) -> bool:
-        """Return whether there is at least one entry."""
+        """Return whether the map has at least one entry."""
         return next(self.iterator(), None) is not None
 
     def get(self, user_key: Values) -> Values | None:
-        """Return the value under *user_key*, or None."""
+        """Return the value for *user_key*, or None."""
         stored = self._stored(self._normalize_key(user_key))
         return None if stored is None else self._shown(stored)
 
     def contains(self, user_key: Values) -> bool:
-        """Return whether there is a value under *user_key*."""
+        """Return whether the map has a value for *user_key*."""
         return self.get(user_key) is not None
 
     def put(self, user_key: Values, value: Values) -> None:
-        """Set the value under *user_key*."""
+        """Set the value for *user_key*."""
         entry = self._entry(value)
         key = self._normalize_key(user_key)
         entries = self._delta().entries
@@ -318,11 +318,11 @@ class MapState(BoundState):
         entries[key] = entry
 
     def remove(self, user_key: Values) -> None:
-        """Remove the value under *user_key*, if it exists."""
+        """Remove the value for *user_key*, if there is one."""
         self._delta().entries[self._normalize_key(user_key)] = None
 
     def iterator(self) -> Iterator[tuple[Values, Values]]:
-        """Return an iterator over the entries, in the order of their last write."""
+        """Return an iterator over the entries, in the order in which they were last written."""
         pairs = []
         for user_key, stored in self._entries().items():
             value = self._shown(stored)
@@ -344,7 +344,7 @@ class MapState(BoundState):
 
 
 class ExpiringMapState(MapState):
-    """A `MapState` whose entries each have their own time to live."""
+    """A `MapState` in which each entry has its own time to live."""
 
     def _entry(self, value: Values) -> Entry:
         return self._expires(), self._normalize(value)
@@ -377,12 +377,12 @@ class Timers(BoundState):
         return times
 
     def register(self, time_ms: int) -> None:
-        """Add a timer, unless the key has one for the same time."""
+        """Add a timer, unless the key already has one for the same time."""
         if not self.contains(time_ms):
             bisect.insort(self._own(), time_ms)
 
     def delete(self, time_ms: int) -> None:
-        """Remove a timer, if it exists."""
+        """Remove a timer, if it is set."""
         if self.contains(time_ms):
             times = self._own()
             del times[bisect.bisect_left(times, time_ms)]
@@ -392,13 +392,13 @@ class Timers(BoundState):
         return holds_time(self._held(), time_ms)
 
     def times(self) -> tuple[int, ...]:
-        """Return the timers of the current key, ascending."""
+        """Return the timers of the current key in ascending order."""
         return tuple(self._held())
 
 
 class AggregateFunction(Protocol):
     """
-    Aggregates values in an accumulator, which is a tuple of the state's schema.
+    Aggregates values in an accumulator, which is a tuple that matches the state's schema.
 
     No method may keep or change its arguments; each returns a new accumulator or result.
     Source: Flink's AggregateFunction.
@@ -413,23 +413,23 @@ class AggregateFunction(Protocol):
         ...
 
     def get_result(self, accumulator: Any) -> object:
-        """Return the result of *accumulator*."""
+        """Compute the result from *accumulator*."""
         ...
 
     def merge(self, first: Any, second: Any) -> Values:
-        """Merge two accumulators."""
+        """Merge two accumulators into one."""
         ...
 
 
 class ReducingState:
-    """One value per key: the reduction of all values added, stored in a `ValueState`."""
+    """State with one value per key: the reduction of all added values, stored in a `ValueState`."""
 
     def __init__(self, value: ValueState, reduce: ReduceFunction) -> None:
         self._value = value
         self._reduce = reduce
 
     def add(self, value: Values) -> None:
-        """Reduce *value* into the stored value; raises `UsageError` if it does not fit."""
+        """Combine *value* with the stored value; raises `UsageError` if it does not fit."""
         if value is None:
             raise UsageError(
                 "a reducing state requires a tuple, not None; to remove the value, use clear()"
@@ -438,11 +438,11 @@ class ReducingState:
         self._value.update(value if before is None else self._reduce(before, value))
 
     def get(self) -> tuple[Any, ...] | None:
-        """Return the reduced value, or None if no value was added."""
+        """Return the reduced value, or None if no value has been added."""
         return self._value.get()
 
     def exists(self) -> bool:
-        """Return whether a value was added."""
+        """Return whether any value has been added."""
         return self._value.exists()
 
     def clear(self) -> None:
@@ -451,38 +451,38 @@ class ReducingState:
 
 
 class AggregatingState:
-    """One accumulator per key, stored in a `ValueState`, with its result."""
+    """State with one accumulator per key, stored in a `ValueState`, and a computed result."""
 
     def __init__(self, value: ValueState, function: AggregateFunction) -> None:
         self._value = value
         self._function = function
 
     def add(self, value: object) -> None:
-        """Add *value*; raises `UsageError` if the accumulator does not fit the schema."""
+        """Add *value*; raises `UsageError` if the new accumulator does not fit the schema."""
         before = self._value.get()
         if before is None:
             before = self._function.create_accumulator()
         self._value.update(self._function.add(value, before))
 
     def merge(self, accumulator: Values) -> None:
-        """Merge the values of a second *accumulator*."""
+        """Merge *accumulator* into the stored accumulator."""
         before = self._value.get()
         merged = accumulator if before is None else self._function.merge(before, accumulator)
         self._value.update(merged)
 
     def get(self) -> Any:
-        """Return the result, or None if no value was added."""
+        """Return the result, or None if no value has been added."""
         accumulator = self._value.get()
         return None if accumulator is None else self._function.get_result(accumulator)
 
     def accumulator(self) -> Values | None:
-        """Return the accumulator, or None if no value was added."""
+        """Return the accumulator, or None if no value has been added."""
         return self._value.get()
 
     def exists(self) -> bool:
-        """Return whether a value was added."""
+        """Return whether any value has been added."""
         return self._value.exists()
 
     def clear(self) -> None:
-        """Remove the stored value."""
+        """Remove the stored accumulator."""
         self._value.clear()

@@ -1,5 +1,5 @@
 """
-Replay the log into the tables, change by change or many changes at once in columns.
+Replay the log into the tables, either change by change or in bulk, in columns.
 
 For variables whose deltas replace the whole cell (see `Kind.replaces`), the state after a replay
 is, for each key, the last delta.  With keys sorted by their hash that is one pass over columns,
@@ -45,7 +45,7 @@ _NO_ROW: Final = -1
 
 
 def can_replay_columns(codec: OperatorCodec) -> bool:
-    """Return whether every change of the operator replaces the previous state."""
+    """Return whether every change to the operator's state replaces the previous state."""
     return all(codec.states[state_id].kind.replaces for state_id in codec.live)
 
 
@@ -56,7 +56,7 @@ def replay_columns(
     changes: Mapping[int, Changes],
 ) -> SortedRun | None:
     """
-    Return the state of a few key groups after *changes*.
+    Return the state of a few key groups after *changes* are applied.
 
     The rows of the state and all changes are numbered one after another, and sorted together by
     key::
@@ -121,7 +121,7 @@ def replay_columns(
 
 
 class _ChangedRows:
-    """The changes of one variable, as columns."""
+    """The changes to one variable, as columns."""
 
     def __init__(self, layout: RowLayout, state: StateCodec, changes: Changes) -> None:
         batches = [batch for _, batch in changes]
@@ -138,7 +138,7 @@ class _ChangedRows:
 
 
 def _taken(column: pa.Array, rows: RowNumbers) -> pa.Array:
-    """Return the cells at *rows*; null for missing cells."""
+    """Return the cells at *rows*; null where a cell is missing."""
     return column.take(pa.array(rows, mask=rows == _NO_ROW))
 
 
@@ -146,7 +146,7 @@ def _with_changes(
     column: pa.Array, base_row: RowNumbers, changed: _ChangedRows, numbers: RowNumbers
 ) -> pa.Array:
     """
-    Return the cell of each distinct key after the changes of one variable.
+    Return the cell of each distinct key after the changes to one variable.
 
     *base_row* has the row of each key in *column*, the cells of the state; *numbers* has the key of
     each change.
@@ -160,7 +160,7 @@ def _with_changes(
 
 class _Distinct(NamedTuple):
     """
-    The distinct keys of some rows, ascending by key group and hash.
+    The distinct keys of some rows, in ascending order of key group and hash.
 
     Args:
         rows: The first row of each.
@@ -176,7 +176,7 @@ class _Distinct(NamedTuple):
 def _distinct_keys(
     layout: RowLayout, key_groups: npt.NDArray[np.int32], keys: Sequence[pa.Array]
 ) -> _Distinct | None:
-    """Return the distinct keys; None if two keys of a key group have the same hash."""
+    """Return the distinct keys, or None if different keys of a key group have the same hash."""
     hashes = layout.hashes(keys)
     # Stable, so that the row of the state comes first, then the changes in the order of the log.
     order = order_of(key_groups, hashes, stable=True)
@@ -199,7 +199,7 @@ def _distinct_keys(
 def _same_keys(
     layout: RowLayout, keys: Sequence[pa.Array], order: RowNumbers, again: RowNumbers
 ) -> bool:
-    """Return whether each row at *again* has the same key as the next row."""
+    """Return whether each row listed in *again* has the same key as the row after it."""
     if not len(again):
         return True
     before = pa.array(order[again])
@@ -221,7 +221,7 @@ _FOLDED_SHARE = 0.125
 
 
 class ReplayTarget(Protocol):
-    """The state that a replay updates, such as `KeyedState`."""
+    """The state that a replay updates, for example a `KeyedState`."""
 
     groups: dict[int, KeyGroupState]
     codec: OperatorCodec
@@ -230,20 +230,20 @@ class ReplayTarget(Protocol):
 
     @property
     def is_columnar(self) -> bool:
-        """Whether any state is in columns, so that `prepare` is needed."""
+        """Whether any state is in columns, which makes `prepare` necessary."""
 
     def prepare(self, keys: Mapping[int, Iterable[Key]]) -> None:
-        """Prepare keys, by key group, for changes."""
+        """Prepare keys, grouped by key group, so that they can be changed."""
 
     def version(self, key_group: int) -> int:
         """Return the checkpoint of a key group."""
 
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Record the checkpoint of key groups, and the last applied handle."""
+        """Record the checkpoint that key groups have reached, and the handle last applied."""
 
 
 class Replay:
-    """Replay the log into dict tables, or many changes at once in columns."""
+    """Replays the log into dict tables, or many changes at once in columns."""
 
     def __init__(self, state: ReplayTarget, runs: RunSet, fresh: bool, caught_up: CatchUp) -> None:
         self._state = state
@@ -263,7 +263,7 @@ class Replay:
         handle: ChangelogStateBackendHandle,
         key_group_range: KeyGroupRange,
     ) -> None:
-        """Replay the log of *handle* that the state has not applied yet."""
+        """Replay the part of *handle*'s log that has not been applied to the state yet."""
         # A few changes are folded faster; sorting pays off for many.
         in_columns = self._is_long(handle.log)
         logs = list(logs_ahead(handle, key_group_range, self._state.version))
@@ -284,7 +284,7 @@ class Replay:
             self._settle()
 
     def _bound(self, key_groups: Collection[int]) -> None:
-        """Apply pending changes within a log handle, if memory requires it."""
+        """Apply pending changes in the middle of a log handle, if memory requires it."""
         runs = self._runs
         if self._pending_bytes > self._limit:
             runs.go_ahead(key_groups)
@@ -297,7 +297,7 @@ class Replay:
     def _take(
         self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int], in_columns: bool
     ) -> None:
-        """Apply changes of the key groups in *old*, or collect them."""
+        """Apply or collect the changes to the key groups in *old*."""
         wanted_changes = changes_of(reader, batch, old)
         if in_columns and reader.is_present:
             self._collect(wanted_changes)
@@ -373,7 +373,7 @@ class Replay:
             self._light.append(run)
 
     def _settle(self) -> None:
-        """Build dict tables from a small state, and files from a large state."""
+        """Convert a small state to dict tables, and write a large state to files."""
         for run in self._light:
             key_groups = run.key_group_range
             if any(self._runs.by_group.get(kg) is not run for kg in key_groups):
@@ -388,7 +388,7 @@ class Replay:
 def changes_of(
     reader: ChangesReader, batch: pa.RecordBatch, key_groups: Collection[int]
 ) -> dict[int, Changes]:
-    """Return the changes of some key groups in a log batch, by state id."""
+    """Return the changes to some key groups in a log batch, by state id."""
     changes = reader.batches(batch.column(0).to_pylist(), batch.column(1).to_pylist())
     return _within(changes, key_groups)
 
@@ -396,7 +396,7 @@ def changes_of(
 def _within(
     changes: Mapping[int, Changes], key_groups: Collection[int] | KeyGroupRange
 ) -> dict[int, Changes]:
-    """Return the changes of some key groups."""
+    """Return only the changes to some key groups."""
     return {
         state_id: [change for change in batches if change[0] in key_groups]
         for state_id, batches in changes.items()
@@ -404,5 +404,5 @@ def _within(
 
 
 def keys_of(overlay: Overlay) -> set[Key]:
-    """Return the keys that *overlay* changes, over all state variables."""
+    """Return the keys that *overlay* changes, across all state variables."""
     return {key for deltas in overlay for key in deltas}

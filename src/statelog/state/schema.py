@@ -1,5 +1,5 @@
 """
-An operator's state schema: its key, its typed variables, and how it may change.
+The state schema of an operator: its key, its typed variables, and how it may change.
 
 The schema is stored next to the data in every changelog file and checkpoint, so that state can be
 read without the program that wrote it.  Types are Arrow types; no object is pickled.
@@ -44,7 +44,7 @@ SCHEMA_VERSION: Final = 2
 
 
 class Aggregation(enum.Enum):
-    """How a value state aggregates the values added to it."""
+    """How a value state aggregates the values that are added to it."""
 
     REDUCING = "reducing"
     AGGREGATING = "aggregating"
@@ -55,14 +55,14 @@ TIMERS_NAME = "$timers"
 
 
 def is_added(name: str) -> bool:
-    """Return whether an extension, not the processor, added a variable."""
+    """Return whether a variable was added by an extension instead of the processor."""
     return name.startswith("$") and name != TIMERS_NAME
 
 
 @dataclass(frozen=True, slots=True)
 class TtlChange:
     """
-    A time to live added to a variable, or removed from it.
+    Whether a time to live was added to a variable or removed from it.
 
     Args:
         generation: The generation of the schema with the change.
@@ -110,11 +110,11 @@ class StateDescriptor:
 
     @property
     def kind_text(self) -> str:
-        """The user's name for the kind."""
+        """The name under which users know the kind."""
         return self.kind.value if self.aggregation is None else self.aggregation.value
 
     def to_json(self) -> JsonObject:
-        """Return the JSON form; schemas are Arrow IPC in base64, and text."""
+        """Return the JSON form: schemas as base64-encoded Arrow IPC, and as text."""
         return {
             "name": self.name,
             "kind": self.kind.value,
@@ -134,7 +134,7 @@ class StateDescriptor:
 
     @classmethod
     def from_json(cls, value: JsonObject) -> StateDescriptor:
-        """Build a descriptor from its JSON form."""
+        """Create a descriptor from its JSON form."""
         user_key = value["user_key"]
         aggregation = value["aggregation"]
         ttl_ms = value["ttl_ms"]
@@ -161,7 +161,7 @@ class StateDescriptor:
 @dataclass(frozen=True, slots=True)
 class OperatorStateSchema:
     """
-    Key and variables of one stateful operator.
+    The key and the variables of one stateful operator.
 
     A variable's position is its state id, which never changes.
 
@@ -180,7 +180,7 @@ class OperatorStateSchema:
     deleted: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def state_id(self, name: str) -> int:
-        """Return the id of the variable *name*; raise `KeyError` if it is not live."""
+        """Return the id of the variable *name*; raise `KeyError` if no live variable has it."""
         for index, state in enumerate(self.states):
             if state.name == name and not state.dropped:
                 return index
@@ -198,7 +198,7 @@ class OperatorStateSchema:
 
     @classmethod
     def from_json(cls, value: JsonObject) -> OperatorStateSchema:
-        """Build a schema from its JSON form."""
+        """Create a schema from its JSON form."""
         try:
             if value["version"] != SCHEMA_VERSION:
                 raise IncompatibleFormatError(
@@ -225,7 +225,7 @@ class OperatorStateSchema:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> OperatorStateSchema:
-        """Build a schema from its JSON text; raises like `from_json`."""
+        """Create a schema from its JSON text; raises like `from_json`."""
         try:
             return cls.from_json(decode_json(data, _decoder))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -233,7 +233,7 @@ class OperatorStateSchema:
 
 
 def _check_unique(states: Iterable[StateDescriptor]) -> None:
-    """Check that variables have unique identities, and live variables unique names."""
+    """Check that the identities of variables are unique, and the names of live variables too."""
     seen: set[object] = set()
     for state in states:
         for mark in (state.identity,) if state.dropped else (state.identity, state.name):
@@ -243,14 +243,14 @@ def _check_unique(states: Iterable[StateDescriptor]) -> None:
 
 
 def _of_type(value: object, kind: type[T]) -> T:
-    """Return *value* if it has a type; a `bool` is not an `int`."""
+    """Return *value* if it is of a type; a `bool` does not count as an `int`."""
     if type(value) is not kind:
         raise TypeError(f"{value!r:.100} is not a {kind.__name__}")
     return value
 
 
 def schema_text(*schemas: pa.Schema | None) -> str:
-    """Format names and types of schemas, with an arrow between schemas."""
+    """Format the names and types in schemas, with an arrow between two schemas."""
     present: Iterable[pa.Schema] = [schema for schema in schemas if schema is not None]
     return " -> ".join(
         ", ".join(f"{field.name} {field.type}" for field in schema) for schema in present
@@ -259,7 +259,7 @@ def schema_text(*schemas: pa.Schema | None) -> str:
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """
-    Return *schema* as files store it, with every field nullable.
+    Return *schema* in the form in which files store it, with every field nullable.
 
     A key without a value has nulls even in the columns of a NOT NULL field.
     """
@@ -267,7 +267,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def stored_field(field: pa.Field) -> pa.Field:
-    """Return *field* as files store it, nullable at all levels."""
+    """Return *field* in the form in which files store it, nullable at all levels."""
     return field.with_type(_stored_type(field.type)).with_nullable(True)
 
 
@@ -276,7 +276,7 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def with_fields(kind: pa.DataType, changed: Callable[[pa.Field], pa.Field]) -> pa.DataType:
-    """Return a type with its direct fields changed; a map key is never null."""
+    """Return a type with its direct fields changed; a map key always stays not null."""
     if pa.types.is_struct(kind):
         return pa.struct([changed(field) for field in kind])
     if pa.types.is_list(kind):
@@ -287,7 +287,7 @@ def with_fields(kind: pa.DataType, changed: Callable[[pa.Field], pa.Field]) -> p
 
 
 def stored_types(schema: pa.Schema) -> list[pa.DataType]:
-    """Return the field types as files store them, which identify the kind of key."""
+    """Return the field types as stored in files, which identify the type of key."""
     types: list[pa.DataType] = stored_schema(schema).types
     return types
 
@@ -301,7 +301,7 @@ def field_since(field: pa.Field) -> int:
 
 
 def with_since(field: pa.Field, since: int) -> pa.Field:
-    """Add the generation that added *field* to its metadata."""
+    """Record in the metadata of *field* which generation added it."""
     return field.with_metadata({_SINCE: str(since).encode()} if since else None)
 
 
@@ -333,7 +333,7 @@ _WIDER: Final[dict[pa.DataType, tuple[pa.DataType, ...]]] = {
 
 def undeclared(stored: OperatorStateSchema, declared: OperatorStateSchema) -> list[str]:
     """
-    Return the variables and fields of a checkpoint that a processor does not declare.
+    Return the variables and fields in a checkpoint that a processor does not declare.
 
     A field is named by its path: variable, field and inner fields with dots, `element` for the
     elements of an array, `value` for the values of a map.  Variables that the processor deletes are
@@ -350,7 +350,7 @@ def undeclared(stored: OperatorStateSchema, declared: OperatorStateSchema) -> li
 
 
 def _gone(old: Iterable[pa.Field], new: Iterable[pa.Field], path: str) -> Iterator[str]:
-    """Yield the paths of fields of *old* that *new* does not have."""
+    """Yield the paths of the fields in *old* that *new* does not have."""
     by_name = {field.name: field for field in new}
     for field in old:
         inner = f"{path}.{field.name}"
@@ -377,7 +377,7 @@ def evolve(
     drop: Collection[str] = (),
 ) -> OperatorStateSchema:
     """
-    Return the schema for a job that declares *declared* and restarts from *stored*.
+    Return the schema of a job that declares *declared* and restarts from *stored*.
 
     Variables keep their ids, and new ones get the next ids.  Variables that the job no longer asks
     for are kept, unless it deletes them or *drop* names them.
@@ -456,7 +456,7 @@ def _evolved(
 
 def moved_names(old: Sequence[str], new: Sequence[str]) -> list[str]:
     """
-    Return the names at different positions in two keys.
+    Return the names that have different positions in two keys.
 
     Columns of a key are matched by their places, so that these would exchange values.
     """
@@ -474,7 +474,7 @@ def _check_order(what: str, old: pa.Schema, new: pa.Schema) -> None:
 def _fields(
     old: Iterable[pa.Field], new: Iterable[pa.Field], path: str, generation: int
 ) -> list[pa.Field]:
-    """Return the fields of *new*, each with the generation that added it."""
+    """Return the fields of *new*, each marked with the generation that added it."""
     by_name = {field.name: field for field in old}
     fields = []
     for field in new:
@@ -496,7 +496,7 @@ def _field(old: pa.Field, new: pa.Field, path: str, generation: int) -> pa.Field
 
 
 def _type(old: pa.DataType, new: pa.DataType, path: str, generation: int) -> pa.DataType:
-    """Return *new* with the generations of inner fields; reject an unsafe change."""
+    """Mark the inner fields of *new* with their generations; reject an unsafe change."""
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         return pa.struct(_fields(old, new, f"{path}.", generation))
     if pa.types.is_list(old) and pa.types.is_list(new):

@@ -1,4 +1,4 @@
-"""The interface to object stores on local disk, memory, S3, GCS and Azure, and their object names."""
+"""Object stores on local disk, memory, S3, GCS and Azure: their interface and object names."""
 
 from typing import TYPE_CHECKING
 

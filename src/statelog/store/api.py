@@ -1,5 +1,5 @@
 """
-The operations that statelog requires from a store, and their guarantees.
+The operations that statelog requires of a store, and their guarantees.
 
 Names are relative to the root of the store, with "/" between parts.  Objects are immutable: a
 name is written once and never reused, so there is no operation that overwrites.
@@ -20,7 +20,7 @@ __all__ = ["Buffer", "Buffers", "ObjectInfo", "ObjectStore"]
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """
-    One object in a listing.
+    An object in a listing.
 
     Args:
         path: Name relative to the root of the store.
@@ -35,7 +35,7 @@ class ObjectInfo:
 
 class ObjectStore(Protocol):
     """
-    An object store.
+    A store of objects by name.
 
     An implementation must not return from a put before the object is durable, must show an object
     whole or not at all, and must let exactly one of several concurrent `put_if_absent` calls win.
@@ -45,16 +45,16 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """URL of the store's root for display, without secrets."""
+        """The URL of the store's root for display, without secrets."""
         ...
 
     def put(self, path: str, data: Buffers) -> None:
-        """Write a new object under a name that is unique by construction; durable on return."""
+        """Write a new object, whose name is unique by construction; durable on return."""
         ...
 
     def put_if_absent(self, path: str, data: Buffers) -> None:
         """
-        Write a new object, or raise `ObjectExistsError` and change nothing; atomic, durable.
+        Write a new object atomically and durably, or raise `ObjectExistsError`.
 
         The error may also mean that another request for the name is in progress (S3's 409), or that
         an earlier attempt of this call succeeded and its answer was lost.  So `create` and
@@ -72,7 +72,7 @@ class ObjectStore(Protocol):
         ...
 
     def head(self, path: str) -> ObjectInfo:
-        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        """Return the size and age of an object, or raise `ObjectNotFoundError`."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -84,12 +84,12 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; ignore names that do not exist."""
+        """Delete the objects; names that do not exist are ignored."""
         ...
 
 
 class StoreWrapper:
-    """The operations that a wrapping store delegates."""
+    """The operations that a wrapping store passes on."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -99,7 +99,7 @@ class StoreWrapper:
 
     @property
     def url(self) -> str:
-        """URL of the store's root, without secrets."""
+        """The URL of the store's root, without secrets."""
         return self._store.url
 
     @property
@@ -110,12 +110,12 @@ class StoreWrapper:
 
     @property
     def local_root(self) -> str | None:
-        """Directory of the store if it is on local disk, else None."""
+        """The directory of the store if it is on local disk, otherwise None."""
         root: str | None = getattr(self._store, "local_root", None)
         return root
 
     def head(self, path: str) -> ObjectInfo:
-        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        """Return the size and age of an object, or raise `ObjectNotFoundError`."""
         return self._store.head(path)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -127,5 +127,5 @@ class StoreWrapper:
         return self._store.list_folders(prefix)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; ignore names that do not exist."""
+        """Delete the objects; names that do not exist are ignored."""
         self._store.delete(paths)

@@ -38,7 +38,7 @@ _memory_stores: dict[str, Client] = {}
 
 
 def check_options(url: str, options: Mapping[str, object]) -> None:
-    """Reject unknown options of the store at *url*."""
+    """Reject options that the store at *url* does not have."""
     _arguments(url, options)
 
 
@@ -58,7 +58,7 @@ def request_policy(url: str, options: Mapping[str, object]) -> RequestPolicy | N
 
 def endpoint(url: str, options: Mapping[str, object]) -> str | None:
     """
-    Return the server and the bucket of a normalized URL as text without secrets.
+    Return the server and the bucket in a normalized URL as text, without secrets.
 
     None for local disk and memory.  Without an option or variable that names the server, it is the
     provider's own.
@@ -75,7 +75,7 @@ def endpoint(url: str, options: Mapping[str, object]) -> str | None:
 
 
 def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
-    """Return obstore's client for a normalized URL without contacting a server."""
+    """Create obstore's client for a normalized URL, without contacting a server."""
     arguments = _arguments(url, options)
     try:
         root = local_path(url)
@@ -95,12 +95,12 @@ def make_client(url: str, options: Mapping[str, object], fsync: bool) -> Client:
 
 
 def forget_memory_store(url: str) -> None:
-    """Free an in-memory store's objects once no open store uses it."""
+    """Free the objects of an in-memory store once no open store uses them."""
     _memory_stores.pop(url, None)
 
 
 def without_caches(options: Mapping[str, object]) -> dict[str, object]:
-    """Add a header to *options* that makes caches in between revalidate with the store."""
+    """Add a header to *options* that makes intermediate caches revalidate with the store."""
     others = {key: value for key, value in options.items() if key.lower() != "default_headers"}
     headers_option = next((value for key, value in options.items() if key not in others), None)
     headers = headers_option if isinstance(headers_option, Mapping) else {}
@@ -108,7 +108,7 @@ def without_caches(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _arguments(url: str, options: Mapping[str, object]) -> dict[str, Any]:
-    """Convert the flat options to obstore's arguments."""
+    """Convert flat options to obstore's arguments."""
     kind = kind_of(url)
     if kind is None or not kind.is_remote:
         if options:
@@ -178,7 +178,7 @@ def _client_options(
     kind: Scheme, arguments: Mapping[str, object], from_caller: Mapping[str, object]
 ) -> dict[str, object]:
     """
-    Return the HTTP client's options; an http:// endpoint allows plain http.
+    Return the options of the HTTP client; an http:// endpoint allows plain HTTP.
 
     Obstore ignores client options of the environment as soon as one is passed, so they are read
     here.
@@ -198,7 +198,7 @@ def _client_options(
 
 
 def _servers(kind: Scheme, arguments: Mapping[str, object]) -> list[str]:
-    """Return the servers in the options, or else in the environment; the first one counts."""
+    """Return the servers set in the options, or else in the environment; the first one counts."""
     servers = [str(arguments[key]) for key in kind.endpoint_keys if key in arguments]
     for prefix in reversed(kind.prefixes):
         if not servers:
@@ -208,7 +208,7 @@ def _servers(kind: Scheme, arguments: Mapping[str, object]) -> list[str]:
 
 
 def _make_root(root: str, fsync: bool) -> None:
-    """Create the directory; with *fsync* make its name and its parents' durable."""
+    """Create the directory; with *fsync*, make its name and the names of its parents durable."""
     missing = []
     folder = root
     while not os.path.isdir(folder) and folder != os.path.dirname(folder):
@@ -221,7 +221,7 @@ def _make_root(root: str, fsync: bool) -> None:
 
 
 def fsync_path(path: str) -> None:
-    """Make a file or a folder durable."""
+    """Make a file or folder durable with fsync."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -54,7 +54,7 @@ _CIPHERS_MAX = 512
 
 
 class EncryptionKeys:
-    """The keys of a location by id.  The first one encrypts; all decrypt."""
+    """The keys of a location, by id. The first key encrypts; any key can decrypt."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         if not keys:
@@ -75,7 +75,7 @@ class EncryptionKeys:
         return f"EncryptionKeys({', '.join(self._keys)})"
 
     def of(self, key_id: str, where: str) -> bytes:
-        """Return a key."""
+        """Return the key with this id."""
         key = self._keys.get(key_id)
         if key is None:
             raise InvalidOptionsError(
@@ -86,7 +86,7 @@ class EncryptionKeys:
 
     @classmethod
     def parse(cls, text: str, where: str) -> EncryptionKeys:
-        """Read keys from lines of `id:base64` or base64 alone, the current key first."""
+        """Parse keys from lines with `id:base64` or only base64; the current key comes first."""
         keys: dict[str, bytes] = {}
         lines = [line.strip() for line in text.splitlines()]
         for number, line in enumerate(lines[:_KEYS_MAX], 1):
@@ -109,7 +109,7 @@ class EncryptionKeys:
 
 
 def load_keys(source: object) -> EncryptionKeys:
-    """Return the keys of a source."""
+    """Load the keys from a source."""
     if callable(source):
         return EncryptionKeys(source())
     kind, _, name = str(source).partition(":")
@@ -133,7 +133,7 @@ def load_keys(source: object) -> EncryptionKeys:
 
 
 def encrypt(keys: EncryptionKeys, path: str, data: Buffers) -> list[Buffer]:
-    """Return an object's bytes: header and chunks."""
+    """Return the bytes of an encrypted object: a header and chunks."""
     key_id = keys.current.encode()
     header = _HEADER.pack(MAGIC, len(key_id), key_id, os.urandom(32))
     cipher = _cipher(keys.of(keys.current, path), header)
@@ -170,7 +170,7 @@ class ObjectCipher:
         self._where = where
 
     def decrypt(self, chunks: memoryview, first: int, *, ends: bool) -> bytes:
-        """Return the content of consecutive chunks."""
+        """Return the decrypted content of consecutive chunks."""
         from cryptography.exceptions import InvalidTag
 
         step = CHUNK_BYTES + TAG_BYTES
@@ -194,7 +194,7 @@ class ObjectCipher:
 
 def content_bytes(stored_bytes: int) -> int:
     """
-    Return the size of the content of an object of *stored_bytes*.
+    Return the size of the content, given the stored size *stored_bytes*.
 
     0 if it is no encrypted one.
     """
@@ -219,7 +219,7 @@ def _nonce(index: int, *, last: bool) -> bytes:
 
 def _chunks(data: Buffers) -> Iterator[Buffer]:
     """
-    Yield the content in chunks.
+    Split the content into chunks.
 
     Only the last one is shorter, and an empty one is yielded alone.
     """
@@ -244,7 +244,7 @@ def _joined(pieces: Sequence[memoryview]) -> Buffer:
 
 
 def require_cryptography() -> None:
-    """Raise `RequirementError` if the encryption package is missing."""
+    """Raise `RequirementError` if the package for encryption is not installed."""
     extras.require("encryption", "encryption", "cryptography")
 
 
@@ -286,7 +286,7 @@ class EncryptedStore(StoreWrapper):
 
     def get(self, path: str) -> memoryview:
         """
-        Return the content of the whole object.
+        Return the decrypted content of the whole object.
 
         Raises:
             ObjectNotFoundError: There is no such object.
@@ -296,7 +296,7 @@ class EncryptedStore(StoreWrapper):
         return memoryview(read_verified(self._store, path, partial(self._decrypted, path)))
 
     def get_again(self, path: str) -> memoryview:
-        """Return the content of the whole object, over a new connection and bypassing caches."""
+        """Return the decrypted content of the whole object over a new connection, uncached."""
         return memoryview(self._decrypted(path, get_again(self._store, path)))
 
     def _decrypted(self, path: str, stored: memoryview) -> bytes:
@@ -305,7 +305,7 @@ class EncryptedStore(StoreWrapper):
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """
-        Return part of the content; errors as for `get`.
+        Return a part of the decrypted content; raises like `get`.
 
         Blocks: For the store: one request, one more for the header of an object the first time.
         """
@@ -319,11 +319,11 @@ class EncryptedStore(StoreWrapper):
             return self.get(path)[start : start + length]
 
     def head(self, path: str) -> ObjectInfo:
-        """Return the content's size and the object's age."""
+        """Return the size of the decrypted content, and the object's age."""
         return _of_content(self._store.head(path))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield every object below the folder *prefix*, with the size of its content."""
+        """Yield every object below the folder *prefix*, with the size of its decrypted content."""
         return map(_of_content, self._store.list(prefix))
 
     def _where(self, path: str) -> str:

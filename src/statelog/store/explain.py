@@ -1,5 +1,5 @@
 """
-Explain a store's error in one line, with advice.
+Explain an error from a store in one line, with advice.
 
 Servers answer with pages of XML, and obstore adds internal details; of these, a message needs one
 code and one sentence.
@@ -92,7 +92,7 @@ _HINTS: Final = (
 
 
 def one_line(error: BaseException) -> str:
-    """Return the cause of *error* in one line, with a hint if one is known."""
+    """Describe the cause of *error* in one line, with a hint if there is one."""
     text = redacted(str(error)).split("\n\nDebug source", 1)[0]
     code = _CODE.search(text)
     message = _MESSAGE.search(text)
@@ -117,11 +117,11 @@ def hint_for(text: str) -> str:
 
 
 def is_about_identity(text: str) -> bool:
-    """Return whether an error comes from requesting the machine's own identity."""
+    """Return whether an error arose while requesting the machine's own identity."""
     return any(mark in text for mark in _IDENTITY)
 
 
 def is_missing_bucket(error: BaseException) -> bool:
-    """Return whether a bucket is missing; obstore says "not found" for an object too."""
+    """Return whether a bucket is missing; obstore reports a missing object as "not found" too."""
     text = str(error)
     return any(mark in text for mark in _NO_BUCKET)

@@ -1,5 +1,5 @@
 """
-Stores through fsspec, for HDFS, SFTP and others that obstore does not support.
+Stores accessed through fsspec: HDFS, SFTP and others that obstore does not support.
 
 If a file system shows a file while it is written, an object is written under a temporary name and
 moved.  A commit needs the exclusive creation of a name, `open(mode="xb")`.  Most file systems of
@@ -63,7 +63,7 @@ class _FileSystem(Protocol):
 
 
 def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecStore:
-    """Return the store rooted at *location*, without sending a request before first use."""
+    """Return the store rooted at *location*; no request is sent before its first use."""
     scheme, separator, _ = location.partition("://")
     if not separator:
         return FsspecStore(normalize_url(location), dict(options))
@@ -75,7 +75,7 @@ def open_fsspec_store(location: str, options: Mapping[str, object]) -> FsspecSto
 
 class FsspecStore:
     """
-    An `ObjectStore` over an fsspec file system.  Picklable: the copy opens its own file system.
+    An `ObjectStore` over an fsspec file system. Can be pickled: a copy opens its own file system.
 
     An object is as durable as the file system makes it when a file is closed.  An object of
     `put_if_absent` may be visible while it is written; a reader detects that by the checksums that
@@ -96,24 +96,24 @@ class FsspecStore:
 
     @property
     def url(self) -> str:
-        """URL of the store's root, without secrets."""
+        """The URL of the store's root, without secrets."""
         return redacted(self._location)
 
     @property
     def endpoint(self) -> str | None:
-        """The location and the servers in the options; None for local disk and memory."""
+        """The location, and the servers set in the options; None for local disk and memory."""
         if self._is_on_disk or "memory" in self._protocols:
             return None
         return redacted(" ".join(("fsspec", self._location, *_servers(self._options))))
 
     @property
     def local_root(self) -> None:
-        """None, because files are always accessed through the file system."""
+        """None, because files are always accessed through the fsspec file system."""
         return None
 
     @property
     def file_system(self) -> _FileSystem:
-        """The fsspec file system."""
+        """The underlying fsspec file system."""
         return self._open()[0]
 
     @property
@@ -144,7 +144,7 @@ class FsspecStore:
 
     @property
     def _is_on_disk(self) -> bool:
-        """Whether the file system, or the file system that it wraps, is local disk."""
+        """Whether the file system, or one that it wraps, is on local disk."""
         file_system: Any = self.file_system
         while (wrapped := getattr(file_system, "fs", None)) is not None:
             file_system = wrapped
@@ -180,7 +180,7 @@ class FsspecStore:
             )
 
     def put(self, path: str, data: Buffers) -> None:
-        """Write a new object under a name that is unique by construction."""
+        """Write a new object, whose name is unique by construction."""
         name = self._name(path)
         with self._explained("put", path, writes=True) as file_system:
             if self._whole_at_once:
@@ -218,7 +218,7 @@ class FsspecStore:
             return memoryview(file_system.cat_file(self._name(path), start=start, end=end))
 
     def head(self, path: str) -> ObjectInfo:
-        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        """Return the size and age of an object, or raise `ObjectNotFoundError`."""
         with self._explained("head", path) as file_system:
             info = file_system.info(self._name(path))
             if info["type"] != "file":
@@ -246,7 +246,7 @@ class FsspecStore:
         return sorted({name.partition("/")[0] for name in names if "/" in name})
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; ignore folders and names that do not exist."""
+        """Delete the objects; folders, and names that do not exist, are ignored."""
         for path in paths:
             with self._explained("delete", path, writes=True) as file_system:
                 name = self._name(path)
@@ -289,7 +289,7 @@ class FsspecStore:
             file.write(data)
 
     def _try_creation(self, file_system: _FileSystem) -> None:
-        """Create one name in both stores; the second creation must fail."""
+        """Try to create the same name twice; the second attempt must fail."""
         if self._creates:
             return
         name = f"{self._root}/{TEMPORARY_FOLDER}/create-{os.urandom(8).hex()}"
@@ -335,7 +335,7 @@ def _joined(data: Buffers) -> bytes:
 
 
 def _servers(options: Mapping[str, object]) -> list[str]:
-    """Return the options that specify a server, with their values."""
+    """Return the options that specify a server, and their values."""
     servers: list[str] = []
     for name, value in sorted(options.items()):
         if isinstance(value, Mapping):

@@ -56,7 +56,7 @@ def leads_out(root: str, path: str) -> bool:
 
 
 def check_links(root: str, path: str, url: str) -> None:
-    """Check that no symbolic link in an object's path leads out of the store *url*."""
+    """Check that no symbolic link in an object's path leads out of the store at *url*."""
     if leads_out(root, path):
         raise StoreError(
             f"{path} in {url}: a symbolic link leads out of this directory, so statelog does not follow it: move "
@@ -69,7 +69,7 @@ def check_links(root: str, path: str, url: str) -> None:
 
 def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
     """
-    Check that no symbolic link in a location leads to a file or to files below it.
+    Check that no symbolic link in a location leads to a file, or to files below it.
 
     A caller may name a file in a location, whose links are made by those who write there.  A path
     that leads to the file past the location, or out of it by `..`, is the caller's own word.
@@ -94,7 +94,7 @@ def check_named_file(location: str, path: str | os.PathLike[str]) -> None:
 
 
 def _link_out(root: str, path: str) -> str | None:
-    """Return the first link in a file's path that leads out of the directory *root*."""
+    """Return the first link in the path of a file that leads out of the directory *root*."""
     inside = os.path.realpath(root)
     link = "" if os.path.isabs(path) else os.getcwd()
     for part in path.split("/"):
@@ -111,7 +111,7 @@ def _is_in(path: str, folder: str) -> bool:
 
 def has_outer_folder(root: str, prefix: str) -> bool:
     """
-    Return whether a folder below *prefix* is a symbolic link that leads out of the store.
+    Return whether a folder below *prefix* is a symbolic link out of the store.
 
     Obstore's listing would enter such a folder.
     """
@@ -141,7 +141,7 @@ def has_outer_folder(root: str, prefix: str) -> bool:
 
 
 def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
-    """Write a new object under a temporary name and rename it."""
+    """Write a new object to a temporary file, then rename the file."""
     final = os.path.join(root, path)
     try:
         staged, descriptor = _staged(final)
@@ -163,7 +163,7 @@ def write_object(root: str, path: str, data: Buffers, *, fsync: bool) -> None:
 
 def _staged(final: str) -> tuple[str, int]:
     """
-    Create a temporary file next to *final*; return its name and its descriptor.
+    Create a temporary file next to *final*, and return its name and descriptor.
 
     The name is random and the file is new: another user of the folder can neither guess the name
     nor make it a link to a file of this user.
@@ -193,7 +193,7 @@ def _write(descriptor: int, data: Buffers) -> None:
 
 
 def _rest(pieces: list[memoryview], written: int) -> list[memoryview]:
-    """Return the rest of *pieces* after the first *written* bytes."""
+    """Return what remains of *pieces* after the first *written* bytes."""
     for index, piece in enumerate(pieces):
         if written < piece.nbytes:
             return [piece.cast("B")[written:], *pieces[index + 1 :]]
@@ -209,7 +209,7 @@ def _remove(path: str) -> None:
 
 
 def with_folders(write: Callable[[], object]) -> None:
-    """Repeat *write* if its folder was deleted together with its last object."""
+    """Run *write*, and repeat it if its folder was deleted along with the last object in it."""
     for _ in range(_WRITE_ATTEMPTS - 1):
         try:
             write()

@@ -1,5 +1,5 @@
 """
-Locations: the URL schemes that obstore opens, and one normalized URL per store.
+Locations: the URL schemes that obstore supports, and one normalized URL per store.
 
 Each scheme is one row.  The client, messages and the tables of docs/how-to/stores.md come from
 these rows.  Every other scheme is opened by fsspec, without a row.  How to add one:
@@ -23,7 +23,7 @@ NOT_TRIED: Final = "not tested"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tried:
-    """The services on which the store contract was tested; the documentation shows these texts."""
+    """Services on which the store contract was tested; the documentation shows these texts."""
 
     emulator: str = NOT_TRIED
     server: str = NOT_TRIED
@@ -63,12 +63,12 @@ class Scheme:
 
     @property
     def is_remote(self) -> bool:
-        """Whether requests go to a server outside this process."""
+        """Whether requests go to a server in a different process."""
         return bool(self.bucket)
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Split *text* into names at spaces."""
+    """Split *text* into names at its spaces."""
     return tuple(text.split())
 
 
@@ -165,12 +165,12 @@ BY_SPELLING: Final = BY_NAME | {alias: scheme for scheme in SCHEMES for alias in
 
 
 def kind_of(url: str) -> Scheme | None:
-    """Return the scheme of a normalized URL; None for other stores."""
+    """Return the scheme of a normalized URL, or None for other stores."""
     return BY_NAME.get(url.partition(":")[0])
 
 
 def is_known(location: str) -> bool:
-    """Return whether *location* is a path or a URL that obstore supports."""
+    """Return whether *location* is a path, or a URL that obstore supports."""
     scheme, separator, _ = location.partition("://")
     if not separator or len(scheme) < 2 or "/" in scheme:
         return True
@@ -179,7 +179,7 @@ def is_known(location: str) -> bool:
 
 def normalize_url(location: str) -> str:
     """
-    Return *location* as a URL that obstore supports.
+    Convert *location* to a URL that obstore supports.
 
     Plain paths become `file://` URLs; `s3a://`, `abfs://` and the like become obstore's spelling.
     """
@@ -216,7 +216,7 @@ def _file_url(path: str) -> str:
 
 
 def local_path(url: str) -> str | None:
-    """Return the directory of a normalized `file://` URL, None for every other URL."""
+    """Return the directory in a normalized `file://` URL, or None for any other URL."""
     if kind_of(url) is not LOCAL:
         return None
     return urllib.parse.unquote(url.removeprefix("file://"))

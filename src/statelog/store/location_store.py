@@ -1,5 +1,5 @@
 """
-The store of a state location, which may be a fork.
+The store of a state location, which can be a fork.
 
 A fork refers to objects of its parent by names below `parent/<fork id>/`.  They are read in the
 parent's location, which the object `parents/<fork id>` of the fork names, and never written or
@@ -57,7 +57,7 @@ _FORKS_MAX: Final = 32
 
 
 def is_fork_id(name: str) -> bool:
-    """Return whether *name*, the name of an object below `parents/`, is a fork id."""
+    """Return whether *name*, an object's name below `parents/`, is a fork id."""
     return _PARENT.fullmatch(parent_path(name, "x")) is not None and "/" not in name
 
 
@@ -67,14 +67,14 @@ def parent_path(fork_id: str, path: str) -> str:
 
 
 def parse_parent_path(path: str) -> tuple[str, str] | None:
-    """Return the fork id and the name in the parent if *path* refers to a parent, or None."""
+    """Parse the fork id and the name in the parent from *path*; None if it is not in a parent."""
     match = _PARENT.fullmatch(path)
     return (match[1], match[2]) if match else None
 
 
 class LocationStore(StoreWrapper):
     """
-    An `ObjectStore` whose names below `parent/` refer to objects of a fork's parents.
+    An `ObjectStore` in which names below `parent/` refer to objects of a fork's parents.
 
     Picklable: the copy opens its own clients.
 
@@ -106,12 +106,12 @@ class LocationStore(StoreWrapper):
         return LocationStore, (self._store, self._options, self._depth)
 
     def name_parent(self, location: str) -> None:
-        """Allow a parent in a different bucket or store that the caller opened explicitly."""
+        """Allow a parent in a different bucket, or in a store that the caller opened explicitly."""
         self._options[PARENTS] = self._named = named_parents({PARENTS: (*self._named, location)})
 
     def parent(self, fork_id: str) -> LocationStore:
         """
-        Return the store of a parent.
+        Return the store of one of the parents.
 
         Raises:
             CheckpointError: The location has no such parent, or its place was not named, or the
@@ -133,7 +133,7 @@ class LocationStore(StoreWrapper):
 
     def released_parent(self, fork_id: str) -> tuple[ObjectStore, tuple[str, ...]] | None:
         """
-        Return the store of a parent, and its tags that pin a checkpoint for this fork.
+        Return a parent's store, and its tags that pin a checkpoint for this fork.
 
         Returns:
             None if the location has no such reference, or the parent's directory is gone.
@@ -167,7 +167,7 @@ class LocationStore(StoreWrapper):
         return location is not None and is_same_location(location, self.url)
 
     def _check_place(self, reference: ParentReference, fork_id: str) -> None:
-        """Check before connecting that the location of a parent may be opened."""
+        """Check, before connecting, that the location of a parent may be opened."""
         if not may_follow(self.url, reference.location, self._named):
             raise CheckpointError(
                 f"{self.url} says that it is a fork of {redacted(reference.location)}, which is in "
@@ -210,7 +210,7 @@ class LocationStore(StoreWrapper):
         return LocationStore(parent, options, self._depth + 1)
 
     def _where_it_is_now(self, reference: ParentReference, fork_id: str) -> ParentReference:
-        """Return a reference to the location that the caller specified, if it has the tag."""
+        """Return a reference to the location that the caller specified, if it contains the tag."""
         stored = reference.location
         for url in sorted(self._named, key=lambda url: not is_same_location(url, stored)):
             moved = msgspec.structs.replace(reference, location=url)
@@ -222,7 +222,7 @@ class LocationStore(StoreWrapper):
         return reference
 
     def _check_agrees(self, parent: ObjectStore, tags: Sequence[str], fork_id: str) -> None:
-        """Check that a tag in the parent references this location."""
+        """Check that a tag in the parent refers to this location."""
         locations = [confirmed_by(parent, path) for path in tags]
         if not any(map(self._is_named_by, locations)):
             raise CheckpointError(
@@ -236,7 +236,7 @@ class LocationStore(StoreWrapper):
 
     def _options_of(self, reference: ParentReference) -> Mapping[str, object]:
         """
-        Return the options of the parent.
+        Return the options for the parent.
 
         Of its client in the same kind of store, of its encryption.
         """
@@ -290,25 +290,25 @@ class LocationStore(StoreWrapper):
         return data if start else self._decrypted(path, data)
 
     def get_tail(self, path: str, length: int) -> tuple[memoryview, int]:
-        """Return the last *length* bytes and the size of an object; see `read_tail`."""
+        """Return the last *length* bytes of an object and its size; see `read_tail`."""
         store, name = self._route(path)
         data, size = read_tail(store, name, length)
         return (data if len(data) < size else self._decrypted(path, data)), size
 
     def head(self, path: str) -> ObjectInfo:
-        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        """Return the size and age of an object, or raise `ObjectNotFoundError`."""
         store, name = self._route(path)
         return store.head(name)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects of the location itself, but not of a parent."""
+        """Delete objects of this location, but not objects of a parent."""
         doomed = [path for path in paths if not path.startswith(_PREFIX)]
         if doomed:
             self._change()
             self._store.delete(doomed)
 
     def _decrypted(self, path: str, data: memoryview) -> memoryview:
-        """Return *data*, the start of an object, unless it is still encrypted."""
+        """Return *data*, the beginning of an object, unless it is still encrypted."""
         if bytes(data[: len(MAGIC)]) == MAGIC:
             raise InvalidOptionsError(
                 f"{path} in {self.url} is encrypted, but no keys were given: set the store option "
@@ -326,7 +326,7 @@ def open_location(
     location: str | os.PathLike[str], *, options: Mapping[str, object] | None = None
 ) -> LocationStore:
     """
-    Open a state location's store for writing; arguments and errors are as for `open_store`.
+    Open the store of a state location for writing; arguments and errors as for `open_store`.
 
     The option `encryption`, or the environment variable `STATELOG_ENCRYPTION`, has the source of
     the keys of an encrypted location; see `EncryptedStore`.
@@ -343,7 +343,7 @@ def open_existing_store(
     shown: str = "",
 ) -> LocationStore:
     """
-    Return the store of a location, whose directory must exist if it is on local disk.
+    Return the store of a location; a directory on local disk must already exist.
 
     For callers that only read: `open_store` makes the directory at the first use.
 
@@ -388,7 +388,7 @@ def _open_existing(
 def _encrypted_of(
     location: str | os.PathLike[str], options: Mapping[str, object] | None, shown: str = ""
 ) -> ObjectStore:
-    """Open an existing store with its encryption."""
+    """Open an existing store, decrypting it if necessary."""
     client, keys = split_options(options)
     return _encrypted(_open_existing(location, options=client, shown=shown), keys)
 
@@ -426,7 +426,7 @@ def split_options(
     options: Mapping[str, object] | None,
 ) -> tuple[dict[str, object], object | None]:
     """
-    Return a store client's options, and the source of the keys.
+    Split options into the options of the store's client and the source of the keys.
 
     None without encryption.
     """

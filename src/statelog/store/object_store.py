@@ -1,5 +1,5 @@
 """
-Open a store with obstore (local disk, memory, S3, GCS and Azure), or else with fsspec.
+Open a store with obstore (local disk, memory, S3, GCS, Azure), or otherwise with fsspec.
 
 The client is opened in the process that uses it.  Obstore's threads do not exist in a forked child,
 where every store, a new one too, would hang.  So a child refuses every use with an error.
@@ -61,7 +61,7 @@ _EXPRESS_BUCKET: Final = "--x-s3"
 
 
 def lists_in_order(url: str) -> bool:
-    """Return whether the store lists names in order, and can start after a name."""
+    """Return whether the store lists names in order and can start after a given name."""
     bucket = url.partition("://")[2].partition("/")[0]
     kind = kind_of(url)
     return kind is not None and kind.lists_in_order and not bucket.endswith(_EXPRESS_BUCKET)
@@ -69,7 +69,7 @@ def lists_in_order(url: str) -> bool:
 
 class Listing:
     """
-    The objects below a folder, page by page.
+    A listing of the objects below a folder, page by page.
 
     After an error the next page continues after the last name.  Where a store does not list in
     order, the listing begins again and the names that were returned are left out.
@@ -85,7 +85,7 @@ class Listing:
         self._returned: set[str] = set()
 
     def next_page(self, client: Client) -> Sequence[obstore.ObjectMeta] | None:
-        """Return the next objects, or None at the end; raises obstore's errors."""
+        """Return the next objects, or None at the end; raises obstore's own errors."""
         try:
             if self._pages is None:
                 self._pages = iter(
@@ -115,7 +115,7 @@ _used_in_pid = 0
 
 
 class ObstoreStore:
-    """An `ObjectStore` over obstore.  Picklable: the copy opens its own client."""
+    """An `ObjectStore` over obstore. Can be pickled: a copy opens its own client."""
 
     def __init__(
         self, url: str, options: dict[str, object], fsync: bool, worked: bool = False
@@ -138,17 +138,17 @@ class ObstoreStore:
 
     @property
     def url(self) -> str:
-        """URL of the store's root, without secrets."""
+        """The URL of the store's root, without secrets."""
         return self._shown_url
 
     @property
     def endpoint(self) -> str | None:
-        """The server and the bucket as text without secrets; None for local disk and memory."""
+        """The server and the bucket as text, without secrets; None for local disk and memory."""
         return endpoint(self._url, self._options)
 
     @property
     def local_root(self) -> str | None:
-        """Directory of the store if it is on local disk, else None."""
+        """The directory of the store if it is on local disk, otherwise None."""
         return self._local_root
 
     def _open(self) -> Client:
@@ -200,16 +200,16 @@ class ObstoreStore:
             )
 
     def _send(self, call: Callable[[], T]) -> T:
-        """Return the result of one operation, with retries if the store is remote."""
+        """Return the result of an operation; retry it if the store is remote."""
         return call() if self._requests is None else self._requests.run(call)
 
     def _check_links(self, path: str) -> None:
-        """Reject an object whose path on local disk leads outside the store's root through a link."""
+        """Reject an object whose path on local disk leads out of the store through a link."""
         if self._local_root is not None:
             check_links(self._local_root, path, self._shown_url)
 
     def put(self, path: str, data: Buffers) -> None:
-        """Write a new object under a name that is unique by construction; durable on return."""
+        """Write a new object, whose name is unique by construction; durable on return."""
         self._send(lambda: self._put(path, data))
 
     def _put(self, path: str, data: Buffers) -> None:
@@ -311,7 +311,7 @@ class ObstoreStore:
                 raise
 
     def get_tail(self, path: str, length: int) -> tuple[memoryview, int]:
-        """Return the last *length* bytes and the size of an object; see `read_tail`."""
+        """Return the last *length* bytes of an object and its size; see `read_tail`."""
         return self._send(lambda: self._get_tail(path, length))
 
     def _get_tail(self, path: str, length: int) -> tuple[memoryview, int]:
@@ -330,7 +330,7 @@ class ObstoreStore:
                 return memoryview(data), size
 
     def head(self, path: str) -> ObjectInfo:
-        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        """Return the size and age of an object, or raise `ObjectNotFoundError`."""
         return self._send(lambda: self._head(path))
 
     def _head(self, path: str) -> ObjectInfo:
@@ -359,7 +359,7 @@ class ObstoreStore:
             yield from map(_info, page)
 
     def _list_inside(self, root: str, prefix: str) -> Iterator[ObjectInfo]:
-        """Yield the objects of a folder on local disk, without following links out of it."""
+        """Yield the objects in a folder on local disk, ignoring links that lead out of it."""
         waiting = [prefix]
         while waiting:
             folder = waiting.pop()
@@ -371,7 +371,7 @@ class ObstoreStore:
             waiting += [name.rstrip("/") for name in entries["common_prefixes"]]
 
     def list_folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the names of the folders directly below *prefix*, except links that lead out."""
+        """Return the names of folders directly below *prefix*, except links out of the store."""
         return self._send(lambda: self._list_folders(prefix))
 
     def _list_folders(self, prefix: str) -> Sequence[str]:
@@ -386,7 +386,7 @@ class ObstoreStore:
 
     def delete(self, paths: Iterable[str]) -> None:
         """
-        Delete the objects; ignore names that do not exist.
+        Delete the objects; names that do not exist are ignored.
 
         Raises:
             StoreError: The store failed; some of the objects may be deleted.
@@ -414,7 +414,7 @@ class ObstoreStore:
             obstore.delete(client, path)
 
     def _delete_together(self, paths: Sequence[str]) -> bool:
-        """Delete with one request; False if Azure or GCS stopped at a missing name."""
+        """Delete with one request; return False if Azure or GCS stopped at a missing name."""
         described = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
         def delete() -> None:
@@ -428,7 +428,7 @@ class ObstoreStore:
         return True
 
     def _fsync_folders(self, path: str) -> None:
-        """Sync the folder of the object and its parents up to the root."""
+        """Sync the folder of the object, and its parents up to the root, to disk."""
         root = self.local_root or ""
         folder = os.path.dirname(os.path.join(root, path))
         while len(folder) >= len(root):
@@ -439,7 +439,7 @@ class ObstoreStore:
 
 
 def _delete_quietly(client: Client, temporary: str) -> None:
-    """Delete an object if possible; an error must not fail a commit."""
+    """Try to delete an object; a failure must not make a commit fail."""
     try:
         obstore.delete(client, temporary)
     except (obstore_errors.BaseError, OSError):
@@ -447,7 +447,7 @@ def _delete_quietly(client: Client, temporary: str) -> None:
 
 
 def _content(data: Buffers) -> Buffer | list[Buffer]:
-    """Return the content in one piece if the copy is cheap."""
+    """Return the content in one piece, if joining it is cheap."""
     if isinstance(data, Buffer):
         return data
     if sum(len(piece) for piece in data) > _JOIN_MAX_BYTES:
@@ -465,7 +465,7 @@ def open_store(
     storage_options: Mapping[str, object] | None = None,
 ) -> ObstoreStore | FsspecStore:
     """
-    Return the store rooted at *location*, without sending a request before first use.
+    Return the store rooted at *location*; no request is sent before its first use.
 
     Args:
         location: A path, or a `file://`, `memory://`, `s3://` (`s3a://`), `gs://`, `az://`
@@ -509,7 +509,7 @@ def open_store(
 def as_store(
     location: str | os.PathLike[str] | ObjectStore, name: str, methods: Sequence[str]
 ) -> ObjectStore:
-    """Return the store at *location*, or *location* itself if it is a store."""
+    """Open the store at *location*, or return *location* itself if it is a store."""
     if isinstance(location, str | os.PathLike):
         return open_store(arguments.path(location, name))
     missing = [method for method in methods if not callable(getattr(location, method, None))]

@@ -53,12 +53,12 @@ class ParentReference(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_id: int
 
     def encoded(self) -> bytes:
-        """Return the content of the object `parents/<fork id>`."""
+        """Return the content for the object `parents/<fork id>`."""
         return b"".join(SegmentWriter().finish({_SECTION: msgspec.json.encode(self)}))
 
     @classmethod
     def read(cls, store: ObjectStore, fork_id: str) -> ParentReference:
-        """Read the reference of a fork."""
+        """Read the reference to a fork's parent."""
         path = PATHS.parent(fork_id)
         segment = read_verified(store, path, lambda data: parse_segment(data, where=path))
         trailer = segment.trailer
@@ -94,7 +94,7 @@ def named_parents(options: Mapping[str, object] | None) -> tuple[str, ...]:
 
 def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:
     """
-    Return whether the parent recorded in *location* may be opened.
+    Return whether the parent location recorded in *location* may be opened.
 
     True for a location that the caller named, and for one with the scheme and the bucket, or the
     host, of *location*.  All of the local disk is one place.
@@ -108,13 +108,13 @@ def may_follow(location: str, parent: str, named: Sequence[str]) -> bool:
 
 
 def is_named(parent: str, named: Sequence[str]) -> bool:
-    """Return whether the caller specified the location of a parent."""
+    """Return whether the caller specified this location as a parent."""
     return any(is_same_location(parent, url) for url in named)
 
 
 def confirmed_by(parent: ObjectStore, path: str) -> str | None:
     """
-    Return the location recorded in a fork's tag.
+    Return the location that a fork's tag records.
 
     None if the tag names none or is damaged.
     """
@@ -130,7 +130,7 @@ def confirmed_by(parent: ObjectStore, path: str) -> str | None:
 
 
 def is_same_location(url: str, other: str) -> bool:
-    """Return whether two URLs refer to the same location; follow links on local disk."""
+    """Return whether two URLs refer to the same location, resolving links on local disk."""
     first = _plain_url(url)
     second = _plain_url(other)
     if first == second:
@@ -149,7 +149,7 @@ def _plain_url(location: str) -> str:
 
 
 def _place(location: str) -> tuple[str, str] | None:
-    """Return a location's scheme and its bucket or host."""
+    """Return the scheme of a location, and its bucket or host."""
     scheme, separator, rest = _plain_url(location).partition("://")
     if not separator:
         return None

@@ -1,5 +1,5 @@
 """
-Create and parse all of statelog's object names.
+Create and parse the names of all of statelog's objects.
 
 Source: Flink's checkpoint layout (FsCheckpointStorageAccess): `shared/`, `taskowned/`,
 `chk-<n>/_metadata`, and `dstl/` for changelog files.
@@ -41,7 +41,7 @@ _AUDIT = re.compile(r"(?:^|/)audit/(\d{8}T\d{9}Z-[0-9a-f]{16})\.(begin|end)$")
 @dataclass(frozen=True, slots=True)
 class LocationPaths:
     """
-    The object names below one folder of a store.
+    The names of objects below one folder of a store.
 
     Args:
         root: Folder, "" for the root of the store; one name or several with a slash between them.
@@ -66,28 +66,28 @@ class LocationPaths:
         return self._join("dstl", name)
 
     def shared(self, name: str = "") -> str:
-        """Return the folder of shared state, or a name in it."""
+        """Return the folder for shared state, or a name in it."""
         return self._join("shared", name)
 
     def task_owned(self, name: str = "") -> str:
-        """Return the folder of task-owned state (snapshots), or a name in it."""
+        """Return the folder for state owned by tasks (snapshots), or a name in it."""
         return self._join("taskowned", name)
 
     def output(self, name: str) -> str:
-        """Return the name of a file with staged output rows."""
+        """Return the name of a file of staged output rows."""
         return self._join("output", name)
 
     def recording(self, name: str) -> str:
-        """Return the name of a file with the recordings of a micro-batch."""
+        """Return the name of a file of recordings from one micro-batch."""
         return self._join(RECORDINGS_FOLDER, name)
 
     def broadcast(self, name: str) -> str:
-        """Return the name of an object that contains a version of a broadcast table."""
+        """Return the name of the object that contains one version of a broadcast table."""
         return self._join(BROADCASTS_FOLDER, name)
 
     @property
     def failed_recordings(self) -> str:
-        """Folder of the recordings of keys whose processing failed."""
+        """The folder for recordings of keys whose processing failed."""
         return self._join(RECORDINGS_FOLDER, FAILED_FOLDER)
 
     def failed_recording(self, name: str) -> str:
@@ -95,16 +95,16 @@ class LocationPaths:
         return f"{self.failed_recordings}/{name}"
 
     def temporary(self, name: str) -> str:
-        """Return the name of an object that is needed only during one call."""
+        """Return the name of an object that is needed only during a single call."""
         return self._join(TEMPORARY_FOLDER, name)
 
     @property
     def tags(self) -> str:
-        """Folder of all tags."""
+        """The folder of all tags."""
         return self._join(_TAGS_FOLDER)
 
     def tags_of(self, kind: str, name: str) -> str:
-        """Return the folder of the tags of a kind and a name."""
+        """Return the folder of the tags with a kind and a name."""
         return self._join(_TAGS_FOLDER, kind, name)
 
     def tag(self, kind: str, name: str, checkpoint_id: int, newest: int, attempt: str) -> str:
@@ -123,7 +123,7 @@ class LocationPaths:
 
     @property
     def parents(self) -> str:
-        """Folder of the references to the parents of a fork."""
+        """The folder of the references to the parents of a fork."""
         return self._join("parents")
 
     def parent(self, fork_id: str) -> str:
@@ -132,7 +132,7 @@ class LocationPaths:
 
     @property
     def audit(self) -> str:
-        """Folder of the audit lines."""
+        """The folder of the audit lines."""
         return self._join("audit")
 
     def audit_part(self, line: str, part: str) -> str:
@@ -147,16 +147,16 @@ class LocationPaths:
 
     @property
     def probes(self) -> str:
-        """Folder of the results of probes."""
+        """The folder of the results of probes."""
         return self._join(_PROBES_FOLDER)
 
     def probed(self, name: str) -> str:
-        """Return the name of the object that records that a server passed the probe."""
+        """Return the name of the object that records that a server has passed the probe."""
         return self._join(_PROBES_FOLDER, name)
 
     def copied_from(self, location_id: str) -> str:
         """
-        Return the name of the object that records of which location this one is a copy.
+        Return the name of the object that records from which location this one was copied.
 
         Args:
             location_id: The identity of the copy, 16 hexadecimal digits.
@@ -164,12 +164,12 @@ class LocationPaths:
         return self._join(f"{_COPIED_FOLDER}{location_id}", "from")
 
     def checkpoint(self, checkpoint_id: int) -> str:
-        """Return the exclusive folder of a checkpoint; raises `UsageError` for a negative id."""
+        """Return a checkpoint's own folder; raises `UsageError` for a negative id."""
         whole_number(checkpoint_id, "a checkpoint id", low=0)
         return self._join(f"chk-{checkpoint_id}")
 
     def metadata(self, checkpoint_id: int) -> str:
-        """Return the name of a checkpoint's metadata object, the commit point."""
+        """Return the name of a checkpoint's metadata object, which is the commit point."""
         return f"{self.checkpoint(checkpoint_id)}/{METADATA_FILE_NAME}"
 
 
@@ -193,7 +193,7 @@ DATA_FOLDERS: Final = frozenset(
 
 class LooseObjects(NamedTuple):
     """
-    Objects that are retained for some time although no checkpoint references them.
+    Objects that are retained for some time without being referenced by a checkpoint.
 
     Args:
         folder: The beginning of their names.
@@ -214,38 +214,38 @@ LOOSE_OBJECTS: Final = (
 
 
 def split_object(url: str) -> tuple[str, str]:
-    """Split an object's URL into its location and name, or into folder and last part."""
+    """Split the URL of an object into location and name, or into folder and last part."""
     match = _OBJECT.search(url)
     name = match[0] if match else url.rpartition("/")[2]
     return url.removesuffix(name).removesuffix("/"), name
 
 
 def parse_checkpoint_folder(path: str) -> int | None:
-    """Return N if *path* is the folder `chk-N`, else None."""
+    """Return N if *path* is the folder `chk-N`, otherwise None."""
     match = _CHECKPOINT_FOLDER.search(path)
     return int(match[1]) if match else None
 
 
 def parse_copy_folder(path: str) -> str | None:
-    """Return the identity of the copy whose mark is the folder or object *path*, else None."""
+    """Return the identity of the copy that the folder or object *path* marks, otherwise None."""
     match = _COPIED.match(path)
     return match[1] if match else None
 
 
 def parse_checkpoint_metadata(path: str) -> int | None:
-    """Return N if *path* is `chk-N/_metadata`, else None."""
+    """Return N if *path* is `chk-N/_metadata`, otherwise None."""
     match = _CHECKPOINT_METADATA.search(path)
     return int(match[1]) if match else None
 
 
 def parse_tag(path: str) -> tuple[str, str, int, int] | None:
-    """Parse a tag's path: kind, name, checkpoint, and number of newest checkpoints."""
+    """Parse the path of a tag: kind, name, checkpoint, and number of newest checkpoints."""
     match = _TAG.search(path)
     return (match[1], match[2], int(match[3]), int(match[4] or 0)) if match else None
 
 
 def parse_audit_part(path: str) -> tuple[str, str] | None:
-    """Return the line and the part if *path* is an object of an audit line, else None."""
+    """Return the line and the part if *path* is an object of an audit line, otherwise None."""
     match = _AUDIT.search(path)
     return (match[1], match[2]) if match else None
 

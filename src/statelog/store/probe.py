@@ -1,5 +1,5 @@
 """
-Probe whether a store honours put-if-absent, on which commits depend.
+Probe whether a store supports put-if-absent correctly, which commits depend on.
 
 A server that ignores the condition answers every put with success, and so does a server that checks
 it before the upload, if several puts of a name arrive together.  Two drivers could both commit
@@ -48,7 +48,7 @@ def verify_put_if_absent(
     pause: Callable[[float], None] = lambda seconds: None,
 ) -> None:
     """
-    Check that *store* lets exactly one of several put-if-absent requests for a name win.
+    Check that exactly one of several put-if-absent requests to *store* for a name succeeds.
 
     Probed once for each location and server: a later process reads the result from the location.
     Local disk and memory need no probe, and neither does a store of the caller's own class, which
@@ -77,7 +77,7 @@ def verify_put_if_absent(
 
 
 def _server_of(store: ObjectStore) -> str | None:
-    """Return the server for which a probe result is valid; None if no probe is needed."""
+    """Return the server to which a probe result applies, or None if no probe is needed."""
     server = endpoint_of(store)
     if server is None and (kind := kind_of(store.url)) is not None and kind.is_remote:
         server = "/".join(store.url.split("/", 3)[:3])
@@ -85,7 +85,7 @@ def _server_of(store: ObjectStore) -> str | None:
 
 
 def _is_remembered(store: ObjectStore, path: str, server: str) -> bool:
-    """Return whether the location contains a probe result for this server."""
+    """Return whether the location contains the result of probing this server."""
     try:
         result = json.loads(bytes(store.get(path)))
     except (ObjectNotFoundError, CorruptionError, IncompatibleFormatError, ValueError):
@@ -96,7 +96,7 @@ def _is_remembered(store: ObjectStore, path: str, server: str) -> bool:
 
 
 def _remember(store: ObjectStore, path: str, server: str) -> None:
-    """Store the result if possible; otherwise the next process probes again."""
+    """Try to store the result; if that fails, the next process probes again."""
     result = {"version": _VERSION, "server": server, "writers": WRITERS, "rounds": ROUNDS}
     try:
         store.put(path, json.dumps(result).encode())
@@ -106,14 +106,14 @@ def _remember(store: ObjectStore, path: str, server: str) -> None:
 
 @dataclass(slots=True)
 class _Probe:
-    """One probe: races for a name in each round, and a late put at the end."""
+    """A probe: several rounds of writers racing for a name, then a late put."""
 
     store: ObjectStore
     pause: Callable[[float], None]
     names: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """Race in every round; raises and blocks like `verify_put_if_absent`."""
+        """Run all rounds; raises and blocks like `verify_put_if_absent`."""
         try:
             winners = [self._race(number) for number in range(1, ROUNDS + 1)]
             checks: list[Callable[[], None]] = [self._put_late]
@@ -125,7 +125,7 @@ class _Probe:
 
     def _race(self, number: int) -> bytes | None:
         """
-        Let several writers write the same name.
+        Let several writers race to write the same name.
 
         Return the content of the winner, None if all were refused.
         """
@@ -148,7 +148,7 @@ class _Probe:
         return None
 
     def _put(self, name: str, content: bytes) -> StoreError | None:
-        """Write an object; return the store's error."""
+        """Write an object; return the store's error, if any."""
         try:
             self.store.put_if_absent(name, content)
         except StoreError as error:
@@ -156,7 +156,7 @@ class _Probe:
         return None
 
     def _read_back(self, name: str, winner: bytes | None) -> None:
-        """Check that the object left by a race is the winner's; one bad read is not conclusive."""
+        """Check that the winner's object is stored; a single wrong read is not conclusive."""
 
         def check(data: memoryview) -> None:
             if winner is not None and bytes(data) != winner:
@@ -169,7 +169,7 @@ class _Probe:
             raise self._error(fault, name) from error
 
     def _put_late(self) -> None:
-        """Write the name of the first race again."""
+        """Write the name of the first race once more."""
         if self._is_overwritten(self.names[0]):
             raise self._error(_IGNORED, self.names[0])
 
@@ -207,13 +207,13 @@ _IGNORED: Final = "it writes a name twice despite the condition If-None-Match: *
 
 
 def _content() -> bytes:
-    """Return content that is unique to this writer."""
+    """Return content that is unique to a writer."""
     head = _CONTENT + os.urandom(16).hex().encode() + b"\n"
     return head.ljust(_SIZE, b".")
 
 
 def _delete_quietly(store: ObjectStore, names: Sequence[str]) -> None:
-    """Delete the probe if possible; otherwise garbage collection deletes it."""
+    """Try to delete the probe's object; if that fails, garbage collection deletes it."""
     try:
         store.delete(names)
     except StoreError:

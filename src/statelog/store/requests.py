@@ -1,5 +1,5 @@
 """
-Send requests to a remote store, with retries and several at once.
+Send requests to a remote store, several at a time and with retries.
 
 This is the only place where requests are repeated: the client of obstore does not repeat any.
 Local disk and memory answer faster than a thread starts, and a simulated store draws its faults in
@@ -51,7 +51,7 @@ _repeated = 0
 
 def repeated_requests() -> int:
     """
-    Return how many store requests this process has retried.
+    Return how many requests to stores this process has retried.
 
     Thread: any.
     """
@@ -60,7 +60,7 @@ def repeated_requests() -> int:
 
 def count_repeated() -> None:
     """
-    Count a retried request.
+    Count one retried request.
 
     Thread: any.
     """
@@ -70,20 +70,20 @@ def count_repeated() -> None:
 
 
 class RepeatedSince:
-    """How many requests this process has retried since the last `take` call."""
+    """How many requests this process has retried since the last call of `take`."""
 
     def __init__(self) -> None:
         self._before = _repeated
 
     def take(self) -> int:
-        """Return the number since the last call.  Thread: one at a time."""
+        """Return the number of retries since the last call. Thread: one at a time."""
         before = self._before
         self._before = _repeated
         return self._before - before
 
 
 def failure_of(error: StoreError) -> Failure:
-    """Return what a request's error means for a retry."""
+    """Return what the error of a request means for a retry."""
     cause = error.__cause__
     text = str(cause)
     match = _STATUS.search(text)
@@ -112,7 +112,7 @@ def failure_of(error: StoreError) -> Failure:
 
 
 class Requests:
-    """Sends the requests of one store."""
+    """Sends the requests to one store."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Requests:
         self._ids = RandomIds() if ids is None else ids
 
     def run(self, send: Callable[[], T]) -> T:
-        """Return the result of *send*, and retry after transient errors."""
+        """Return the result of *send*, retrying after transient errors."""
         began_ns = self._clock.now_ns()
         attempts = 0
         while True:
@@ -149,7 +149,7 @@ class Requests:
                 return result
 
     def _wait(self, error: StoreError, attempts: int, began_ns: int) -> None:
-        """Wait before the next attempt, or raise the error."""
+        """Wait before the next attempt, or raise the error if there is none."""
         failure = failure_of(error)
         elapsed_s = (self._clock.now_ns() - began_ns) / 1e9
         delay_s = self._policy.delay_s(
@@ -185,7 +185,7 @@ def _conflict(error: StoreError, attempts: int) -> StoreError:
 
 def endpoint_of(store: ObjectStore) -> str | None:
     """
-    Return the server and bucket that serve a store, as text without secrets.
+    Return the server and the bucket of a store as text, without secrets.
 
     None for local disk and memory, and for a store of a caller's own class, unless it has an
     attribute `endpoint`.
@@ -196,7 +196,7 @@ def endpoint_of(store: ObjectStore) -> str | None:
 
 def ask_at_once(store: ObjectStore, requests: Iterable[Callable[[], T]]) -> list[T]:
     """
-    Return the results of requests to *store*, in the order of the requests.
+    Send several requests to *store* at once, and return the results in the same order.
 
     Args:
         store: The store that the requests use.
@@ -222,7 +222,7 @@ def ask_both(store: ObjectStore, first: Callable[[], T], second: Callable[[], U]
 
 
 def read_tail(store: ObjectStore, path: str, length: int) -> tuple[memoryview, int]:
-    """Return the last bytes of an object, and its whole size."""
+    """Return the last bytes of an object, and the size of the whole object."""
     get_tail = getattr(store, "get_tail", None)
     if get_tail is not None:
         tail: tuple[memoryview, int] = get_tail(path, length)

@@ -1,5 +1,5 @@
 """
-Reads and writes with verified results.
+Reads and writes whose results are verified.
 
 A connection, a proxy or a cache may change or shorten what a store sends.  So an object is damaged
 only if two reads returned the same wrong bytes, as many as the store says that it has.  Reads after
@@ -42,11 +42,11 @@ _READS: Final = 5
 
 
 class Source(Protocol):
-    """A source of objects: an `ObjectStore`, a cache, local files."""
+    """A source of objects: an `ObjectStore`, a cache or local files."""
 
     @property
     def url(self) -> str:
-        """The source's location, for messages."""
+        """The location of the source, for messages."""
         ...
 
     def get(self, path: str) -> memoryview:
@@ -56,7 +56,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Rereadable(Protocol):
-    """A source that can read an object without its caches and open connections."""
+    """A source that can read an object without using its caches and open connections."""
 
     def get_again(self, path: str) -> memoryview:
         """Return the whole object, over a new connection and bypassing caches."""
@@ -65,13 +65,13 @@ class Rereadable(Protocol):
 
 @runtime_checkable
 class _Listing(Protocol):
-    """A source that can return the size of an object."""
+    """A source that can report the size of an object."""
 
     def head(self, path: str) -> ObjectInfo: ...
 
 
 def get_again(source: Source, path: str) -> memoryview:
-    """Return the whole object, bypassing caches and open connections if *source* supports it."""
+    """Return the whole object, bypassing caches and open connections if *source* can."""
     return source.get_again(path) if isinstance(source, Rereadable) else source.get(path)
 
 
@@ -83,7 +83,7 @@ def read_verified(
     first: Callable[[], T] | None = None,
 ) -> T:
     """
-    Return the result of *check* for an object; read again before reporting damage.
+    Return the result of *check* on an object; read it again before reporting damage.
 
     Args:
         source: Where the object is.
@@ -141,7 +141,7 @@ def read_verified(
 
 
 def _stored_size(source: Source, path: str) -> int | None:
-    """Return the size of an object according to its store, or None."""
+    """Return the size of an object as reported by its store, or None."""
     if not isinstance(source, _Listing):
         return None
     try:
@@ -154,7 +154,7 @@ def _stored_size(source: Source, path: str) -> int | None:
 def _certain(
     error: CorruptionError | IncompatibleFormatError,
 ) -> CorruptionError | IncompatibleFormatError:
-    """Return the error for an object that returned the same wrong bytes twice."""
+    """Return the error for an object that was read twice with the same wrong bytes."""
     if isinstance(error, IncompatibleFormatError):
         return error
     return type(error)(
@@ -174,7 +174,7 @@ def create(
     store: ObjectStore, path: str, data: Buffers, pause: Callable[[float], None] = wait
 ) -> None:
     """
-    Create an object, or raise `ObjectExistsError` if the name exists.
+    Create an object, or raise `ObjectExistsError` if one with that name exists.
 
     An object with the same content is this call's own.  So a content that must tell its writer
     contains something that no other writer's has.
@@ -209,7 +209,7 @@ def put_or_find(
     pause: Callable[[float], None],
 ) -> _Found | None:
     """
-    Write an object, or return the existing object with its name.
+    Write an object, or return the existing object of that name.
 
     Returns:
         None if the put was answered with success; else what *find* returned, which may be this
@@ -243,7 +243,7 @@ def put_or_find(
 
 class CachedStore(StoreWrapper):
     """
-    An `ObjectStore` that caches whole objects, and evicts the least recently used.
+    An `ObjectStore` that caches whole objects, evicting the least recently used.
 
     `objects_put` and `bytes_put` count what was written through it.
 
@@ -274,7 +274,7 @@ class CachedStore(StoreWrapper):
         return self._keep(path, self._store.get(path))
 
     def _keep(self, path: str, data: memoryview) -> memoryview:
-        """Cache an object if it is not too large, and evict others for it."""
+        """Cache an object unless it is too large, evicting others if necessary."""
         if len(data) > self._max_bytes:
             return data
         with self._lock:
@@ -287,7 +287,7 @@ class CachedStore(StoreWrapper):
         return data
 
     def _drop(self, path: str) -> None:
-        """Remove an object from the cache; the caller holds the lock."""
+        """Remove an object from the cache. Called under the lock."""
         dropped = self._objects.pop(path, None)
         self._bytes -= 0 if dropped is None else len(dropped)
         self._verified.pop(path, None)
@@ -299,7 +299,7 @@ class CachedStore(StoreWrapper):
         return self._keep(path, get_again(self._store, path))
 
     def is_verified(self, path: str, crc32c: int) -> bool:
-        """Return whether the cached object was verified against this checksum."""
+        """Return whether the cached object has been verified against this checksum."""
         return self._verified.get(path) == crc32c
 
     def note_verified(self, path: str, crc32c: int) -> None:
@@ -308,7 +308,7 @@ class CachedStore(StoreWrapper):
             self._verified[path] = crc32c
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
-        """Return part of the object, from memory if the object is cached."""
+        """Return a part of the object, from memory if the object is cached."""
         # Without the lock: one look-up, and a part of an object is not a use that keeps it.
         data = self._objects.get(path)
         if data is not None:

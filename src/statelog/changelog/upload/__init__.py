@@ -1,5 +1,5 @@
 """
-From change sets to durable files.
+Uploads: how change sets become durable files.
 
     scheduler   the protocol, and uploads in the caller's thread
     batching    many writers into few files, with back-pressure

@@ -1,5 +1,5 @@
 """
-The shell around `core/upload_batcher.py`: tasks of many writers in few files, with back-pressure.
+The shell around `core/upload_batcher.py`: few files for many writers, with back-pressure.
 
 Cores and bookkeeping run under the storage's lock; uploads, callbacks and futures run after its
 release.  Capacity is freed before the callbacks of a batch, because a callback may upload again.
@@ -112,7 +112,7 @@ def _checked_seconds(value: object, name: str) -> float:
 
 
 class _Offer:
-    """A task, and whether it was admitted."""
+    """A task that was offered, and whether it was admitted."""
 
     __slots__ = ("admitted", "task")
 
@@ -123,7 +123,7 @@ class _Offer:
 
 class BatchingStateChangeUploadScheduler(ClosesAtExit):
     """
-    Uploads tasks of all writers in few files, with retries and back-pressure.
+    Uploads the tasks of all writers in few files, with retries and back-pressure.
 
     Durations are seconds or a `timedelta`.
 
@@ -197,7 +197,7 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         self._publish_gauges()
 
     def _publish_gauges(self) -> None:
-        """Let the metrics read the queue; each read takes the lock."""
+        """Let the metrics read the queue; each read acquires the lock."""
         batcher = self._batcher
         clock = self._runtime.clock
         for name, read in (
@@ -221,7 +221,7 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         runtime: Runtime | None = None,
     ) -> Self:
         """
-        Return the scheduler that *options* describe, over an uploader of changelog files.
+        Return the scheduler that *options* describes, with an uploader of changelog files.
 
         Args:
             options: Batching, retries and back-pressure; None for the defaults.
@@ -273,18 +273,18 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Reports whether `upload` would wait."""
+        """Reports whether `upload` would block."""
         return self._availability
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes queued and uploading, and bytes held by attempts that have not returned."""
+        """Bytes queued or uploading, plus bytes held by attempts that have not returned."""
         with self._runtime.lock:
             return self._batcher.in_flight_bytes
 
     @property
     def uploads_in_flight(self) -> int:
-        """Running uploads, and ended uploads whose attempts have not returned."""
+        """Running uploads, plus ended uploads whose attempts have not returned."""
         with self._runtime.lock:
             return self._batcher.running_batches + self._batcher.held_batches
 
@@ -368,7 +368,7 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
             raise error
 
     def _step(self, event: Event) -> list[Action]:
-        """Advance the core and do the bookkeeping.  Called under the lock."""
+        """Advance the core and update the bookkeeping. Called under the lock."""
         actions = self._batcher.handle(event, self._runtime.clock.now_ns())
         wake = False
         # What other threads may see at once is changed here; what takes time, in `_perform`.

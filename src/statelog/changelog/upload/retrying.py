@@ -1,5 +1,5 @@
 """
-The shell around `core/upload_retry.py`: attempts on pool threads, time-outs on timers.
+The shell around `core/upload_retry.py`: attempts on pool threads, time-outs by timers.
 
 A snapshot, staged rows and an attachment are objects of their own.  `ObjectUploads` puts each of
 them as an upload without tasks, by the policy of change sets.
@@ -56,7 +56,7 @@ _log = logging.getLogger("statelog")
 
 
 class _Upload:
-    """One upload: its core, the encoding of its tasks, and the results of its attempts."""
+    """One upload: its core, its encoded tasks, and the results of its attempts."""
 
     __slots__ = (
         "num_sets",
@@ -91,7 +91,7 @@ class _Upload:
 
 class RetryingUploads:
     """
-    Runs uploads with retries; each ends exactly once.
+    Runs uploads with retries; each upload ends exactly once.
 
     The first attempt encodes the tasks once, before its time-out begins; all attempts write the
     same bytes, each under its own name.
@@ -117,7 +117,7 @@ class RetryingUploads:
         self, tasks: Sequence[UploadTask], on_end: OnEnd, on_released: Callable[[], None]
     ) -> None:
         """
-        Upload *tasks* and call *on_end* once, with the result or the error.
+        Upload *tasks*, then call *on_end* once with the result or the error.
 
         Thread: any; both are called on any thread, without the lock, possibly within this call.
         """
@@ -204,7 +204,7 @@ class RetryingUploads:
         self._post(upload_id, upload, TimerFired(self._runtime.upload_pool.starved()))
 
     def _check_threads(self) -> None:
-        """Limit how long an upload waits if no thread can run its attempt."""
+        """Limit how long an upload waits when no thread is free to run its attempt."""
         if not self._runtime.upload_pool.starved():
             return
         with self._runtime.lock:
@@ -235,7 +235,7 @@ class RetryingUploads:
         return result
 
     def _writing(self, upload: _Upload) -> Write | None:
-        """Return the function that writes the encoded tasks; None after the end."""
+        """Return the function that writes the encoded tasks; None after the upload has ended."""
         with self._runtime.lock:
             if upload.retry.done:
                 return None
@@ -255,7 +255,7 @@ class RetryingUploads:
         return write
 
     def _begin(self, upload_id: int, upload: _Upload, number: int) -> bool:
-        """Start the time-out of an attempt; return False if the upload has ended."""
+        """Start the time-out of an attempt; return False if the upload has already ended."""
         with self._runtime.lock:
             if upload.retry.done:
                 return False
@@ -301,7 +301,7 @@ def _is_retryable(error: BaseException) -> bool:
 
 
 class ObjectUploads:
-    """Puts objects for a storage; the caller waits for each."""
+    """Puts objects for a storage; the caller waits for each put."""
 
     def __init__(
         self,
@@ -351,18 +351,18 @@ class ObjectUploads:
                 self._running.discard(attempts)
 
     def hand_over(self, paths: Iterable[str]) -> None:
-        """Stop tracking objects that a new owner, such as a checkpoint, will delete."""
+        """Stop tracking objects whose deletion is up to a new owner, such as a checkpoint."""
         for path in paths:
             self._registry.stop_tracking(FileStateHandle(path, 0))
             self._registry.release(FileStateHandle(path, 0))
 
     def give_up(self, paths: Iterable[str]) -> None:
-        """Delete objects that were not handed over."""
+        """Delete the objects that were not handed over."""
         for path in paths:
             self._registry.release(FileStateHandle(path, 0))
 
     def close(self) -> None:
-        """Fail running puts with `ClosedError`; delete the objects of late attempts."""
+        """Fail running puts with `ClosedError`; delete objects that late attempts write."""
         with self._runtime.lock:
             self._closed = True
             running = list(self._running)
@@ -371,7 +371,7 @@ class ObjectUploads:
 
 
 class _ObjectUploader:
-    """Puts one object, under a new name in each attempt."""
+    """Puts one object, using a new name in each attempt."""
 
     def __init__(
         self,
@@ -387,7 +387,7 @@ class _ObjectUploader:
         self._size_bytes = sum(len(memoryview(piece).cast("B")) for piece in pieces)
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
-        """Put the object, or raise and leave nothing."""
+        """Put the object; if that fails, raise an error and leave no object."""
         path = self._new_path()
         try:
             self._store.put(path, self._pieces)
@@ -399,11 +399,11 @@ class _ObjectUploader:
         return UploadTasksResult(tasks=(), handles=(handle,), payload_bytes=self._size_bytes)
 
     def path_of(self, result: UploadTasksResult) -> str:
-        """Return the name of the object that `upload` put."""
+        """Return the name under which `upload` put the object."""
         return next(handle.path for handle in result.handles if isinstance(handle, FileStateHandle))
 
     def discard(self, result: UploadTasksResult) -> None:
-        """Delete the object of a losing attempt."""
+        """Delete the object written by a losing attempt."""
         for handle in result.handles:
             self._registry.discard(handle)
 
@@ -411,7 +411,7 @@ class _ObjectUploader:
         """Do nothing: the caller owns the store."""
 
     def failure(self, error: BaseException | None, attempts: str) -> UploadFailedError:
-        """Return the error for a put whose attempts all failed."""
+        """Return the error for a put if all attempts failed."""
         failure = UploadFailedError(
             f"{self._size_bytes} bytes could not be written to {self._store.url} ({attempts})"
         )
@@ -433,7 +433,7 @@ class _ObjectUploader:
 
 
 class _Attempts(RetryingUploads):
-    """The attempts to put one object, and the error messages for it."""
+    """The attempts to put one object, and the messages of its errors."""
 
     def __init__(
         self, uploader: _ObjectUploader, policy: RetryPolicy, runtime: Runtime, metrics: Metrics
@@ -448,4 +448,4 @@ class _Attempts(RetryingUploads):
 
 
 def _released() -> None:
-    """Do nothing: an object does not use upload capacity."""
+    """Do nothing, because an object does not occupy upload capacity."""

@@ -1,5 +1,5 @@
 """
-The interface between writers and uploads, and two simple implementations.
+The interface between writers and uploads, with two simple implementations.
 
 Direct, and in the handle.
 
@@ -53,7 +53,7 @@ else:
 
 class _Factories(_ProtocolMeta):
     """
-    Flink's static methods on the interface.
+    The static methods that Flink's interface has.
 
     Methods of the class of a protocol are not part of the protocol, so that a scheduler needs none
     of them.
@@ -69,7 +69,7 @@ class _Factories(_ProtocolMeta):
         base_path: str | os.PathLike[str] | ObjectStore | None = None,
         **parts: Any,
     ) -> BatchingStateChangeUploadScheduler:
-        """Return `BatchingStateChangeUploadScheduler.from_config`, with the same arguments."""
+        """Return `BatchingStateChangeUploadScheduler.from_config` with the same arguments."""
         from statelog.changelog.upload.batching import BatchingStateChangeUploadScheduler
 
         return BatchingStateChangeUploadScheduler.from_config(options, base_path, **parts)
@@ -87,7 +87,7 @@ class StateChangeUploadScheduler(ClosesAtExit, Protocol, metaclass=_Factories):
 
     def upload(self, task: UploadTask) -> None:
         """
-        Upload *task*; it ends later, or within this call, on any thread.
+        Upload *task*, which ends later or within this call, on any thread.
 
         Must not be called under a lock.  If it raises, the task has been failed too.
 
@@ -101,17 +101,17 @@ class StateChangeUploadScheduler(ClosesAtExit, Protocol, metaclass=_Factories):
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Report whether `upload` would block; the default reports that it never does."""
+        """Report whether `upload` would block; by default, report that it never blocks."""
         return AvailabilityProvider.AVAILABLE
 
     def close(self) -> None:
-        """Fail every open task with `ClosedError`.  May be called more than once."""
+        """Fail every open task with `ClosedError`. May be called more than once."""
         ...
 
 
 class DirectStateChangeUploadScheduler(ClosesAtExit):
     """
-    Uploads each task in the calling thread, without threads or batches.
+    Uploads each task in the calling thread, without other threads or batches.
 
     Args:
         uploader: Writes the tasks; closed with the scheduler.
@@ -150,7 +150,7 @@ class DirectStateChangeUploadScheduler(ClosesAtExit):
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Reports that an upload never waits for capacity."""
+        """Report that an upload never waits for capacity."""
         return self._availability
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class DirectStateChangeUploadScheduler(ClosesAtExit):
 
 class InlineStateChangeUploader(ClosesAtExit):
     """
-    Stores small batches in their handles and passes large ones to a second uploader.
+    Stores small batches in their handles, and passes large ones to a second uploader.
 
     Each change set becomes a complete plain changelog file inside a `ByteStreamStateHandle`, so
     that a handle with several sets contains no bytes twice.
@@ -188,14 +188,14 @@ class InlineStateChangeUploader(ClosesAtExit):
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
         """
-        Encode *tasks* into handles, or let the delegate write them.
+        Encode *tasks* into handles, or have the delegate write them.
 
         Blocks: Only where the delegate does.
         """
         return self.prepare(tasks)()
 
     def prepare(self, tasks: Sequence[UploadTask]) -> Write:
-        """Encode *tasks* into handles, or let the delegate prepare them."""
+        """Encode *tasks* into handles, or have the delegate prepare them."""
         result = inline_result(tasks, self._threshold_bytes, self._ids)
         if result is not None:
             return partial(_pass_on, result)
@@ -204,7 +204,7 @@ class InlineStateChangeUploader(ClosesAtExit):
         return partial(self._delegate.upload, tasks)
 
     def discard(self, result: UploadTasksResult) -> None:
-        """Delete the files of the delegate; inline bytes need no deletion."""
+        """Delete the files written by the delegate; inline bytes do not require deletion."""
         if any(isinstance(handle, FileStateHandle) for handle in result.handles):
             self._delegate.discard(result)
 
@@ -246,7 +246,7 @@ class InlineStateChangeUploadScheduler(ClosesAtExit):
 
     @property
     def availability(self) -> AvailabilityProvider:
-        """Reports whether the upload of a large task would wait."""
+        """Report whether the upload of a large task would block."""
         # The protocol has this default too, but a scheduler need not derive from it.
         return getattr(self._delegate, "availability", AvailabilityProvider.AVAILABLE)
 
@@ -264,7 +264,7 @@ class InlineStateChangeUploadScheduler(ClosesAtExit):
 def inline_result(
     tasks: Sequence[UploadTask], threshold_bytes: int, ids: IdSource
 ) -> UploadTasksResult | None:
-    """Return *tasks* as inline handles; None if they exceed the threshold."""
+    """Return *tasks* as inline handles, or None if they exceed the threshold."""
     # A batch that is certainly too large is not encoded here.
     least = sum(
         change_set.size_bytes + PREFIX_SIZE * len(change_set)

@@ -1,5 +1,5 @@
 """
-Upload tasks of writers, and the results of uploaders.
+Upload tasks from writers, and the results that uploaders return.
 
 Source: Flink, StateChangeUploadScheduler.UploadTask and UploadTasksResult.  Deviation: results are
 sequences in file order instead of maps keyed by tasks, and a failing callback does not prevent the
@@ -74,17 +74,17 @@ class UploadTask:
         return not self._armed
 
     def in_order(self) -> Iterator[tuple[StateChangeSet, EncodedChangeSet]]:
-        """Yield the sets and their bytes in the order of a file."""
+        """Yield the sets and their bytes in the order in which a file contains them."""
         for change_set in sorted(self.change_sets, key=_place):
             yield change_set, encode_change_set(change_set)
 
     def complete(self, results: Sequence[UploadResult]) -> None:
-        """Complete the task.  Errors of the callback are raised."""
+        """Complete the task. Exceptions from the callback propagate."""
         if self._first():
             self._on_success(results)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the task.  Errors of the callback are raised."""
+        """Fail the task. Exceptions from the callback propagate."""
         if self._first():
             self._on_failure([change_set.sqn for change_set in self.change_sets], error)
 
@@ -101,7 +101,7 @@ Place = SetEntry | int
 
 
 def _one_place(place: Place | tuple[int, int]) -> Place:
-    """Return the offset of a set, also from Flink's pair of offsets."""
+    """Return the offset of a set; also accepts Flink's pair of offsets."""
     if isinstance(place, SetEntry) or not isinstance(place, tuple):
         return place
     if len(place) != 2 or place[0] != place[1]:
@@ -112,7 +112,7 @@ def _one_place(place: Place | tuple[int, int]) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class TaskResults:
-    """One task of a file, with the results of its change sets."""
+    """One task of an upload, with the results for its change sets."""
 
     task: UploadTask
     results: Sequence[UploadResult]
@@ -121,7 +121,7 @@ class TaskResults:
 @dataclass(frozen=True, slots=True, init=False)
 class UploadTasksResult:
     """
-    One file (or one piece of inline state) with the sets of several tasks.
+    One file, or one piece of inline state, that contains the sets of several tasks.
 
     Pass the first three arguments, as in Flink, or the other three.
 
@@ -222,12 +222,12 @@ class UploadTasksResult:
 
     @property
     def state_size(self) -> int:
-        """Encoded size before compression; Flink's name for `payload_bytes`."""
+        """Encoded size before compression; this is Flink's name for `payload_bytes`."""
         return self.payload_bytes
 
     def discard(self, store: ObjectStore) -> None:
         """
-        Delete the files of this upload from *store*; inline handles have none.
+        Delete this upload's files from *store*; inline handles do not have files.
 
         Only for an upload whose tasks have not been completed, so that no handle names the files.
 
@@ -242,7 +242,7 @@ class UploadTasksResult:
 
     def complete(self) -> None:
         """
-        Complete every task, here; log errors of callbacks.
+        Complete every task in this thread; log exceptions from callbacks.
 
         Raises:
             BaseException: An interrupt of a callback, after all callbacks ran.
@@ -257,7 +257,7 @@ KEPT_CHANGES: Final = "the changes are kept and the next persist sends them agai
 
 
 def upload_failure(num_sets: int, error: BaseException | None, attempts: str) -> UploadFailedError:
-    """Return the error for a failed upload; all schedulers use it."""
+    """Return the error for a failed upload, which is the same in all schedulers."""
     kind = UploadTimeoutError if isinstance(error, TimeoutError) else UploadFailedError
     failure = kind(f"upload of {num_sets} change sets failed ({attempts}); {KEPT_CHANGES}")
     failure.__cause__ = error
@@ -269,12 +269,12 @@ Ends = Sequence[tuple[UploadTask, Callable[[], None]]]
 
 
 def fail_tasks(tasks: Sequence[UploadTask], error: BaseException) -> None:
-    """Fail every task, here; log errors of callbacks."""
+    """Fail every task in this thread; log exceptions from callbacks."""
     end_tasks([(task, partial(task.fail, error)) for task in tasks])
 
 
 def end_tasks(ends: Ends, callbacks: Pool | None = None) -> None:
-    """End tasks; log errors of callbacks."""
+    """End several tasks; log exceptions from callbacks."""
     interrupt: BaseException | None = None
     for task, end in ends:
         # Code of users may block, and this thread has other tasks to end.
@@ -297,7 +297,7 @@ def _end(end: Callable[[], None]) -> None:
 
 
 def check_answer(uploader: object, result: object) -> UploadTasksResult:
-    """Return the result of an uploader."""
+    """Check the result that an uploader returned, and return it."""
     if isinstance(result, UploadTasksResult):
         return result
     raise TypeError(
@@ -308,7 +308,7 @@ def check_answer(uploader: object, result: object) -> UploadTasksResult:
 
 def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksResult) -> Ends:
     """
-    Return how each task of an upload ends, given the uploader's result.
+    Return how each task of an upload ends, based on the uploader's result.
 
     A task is completed if the result has one entry for each of its sets, and no other.  Otherwise
     it fails, with an error that describes what is wrong with the result.
@@ -341,7 +341,7 @@ def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksRe
 
 
 def _fault(task: UploadTask, results: Sequence[UploadResult]) -> str | None:
-    """Return what is wrong with the results of a task; None if they fit."""
+    """Return what is wrong with a task's results, or None if they are as expected."""
     change_sets = [_place(change_set) for change_set in task.change_sets]
     try:
         got = [(result.log_id, result.sqn.value) for result in results]

@@ -1,5 +1,5 @@
 """
-Encode a batch of tasks and write them as one file; build the parts from options.
+Encode a batch of tasks and write it as one file; build the parts from options.
 
 An uploader raises when it fails and never ends a task: only the retry core decides whether an
 upload has failed (H2).  Success is reported only after the put has returned (H1).
@@ -47,11 +47,11 @@ PREFIX_SIZE = 4
 
 @runtime_checkable
 class StateChangeUploader(Protocol):
-    """Writes batches of tasks.  May be called from several threads at once."""
+    """Writes batches of tasks. May be called by several threads at once."""
 
     def upload(self, tasks: Sequence[UploadTask]) -> UploadTasksResult:
         """
-        Make all sets of *tasks* durable, or raise and leave no file.
+        Make all sets of *tasks* durable; if that fails, raise an error and leave no file.
 
         Must not complete or fail a task, and must not return before the bytes are durable.
         Each call writes under new names.
@@ -81,7 +81,7 @@ Write = Callable[[], UploadTasksResult]
 
 @runtime_checkable
 class PreparingUploader(StateChangeUploader, Protocol):
-    """An uploader that encodes before it writes, so that attempts share one encoding."""
+    """An uploader that encodes before it writes, so that all attempts share one encoding."""
 
     def prepare(self, tasks: Sequence[UploadTask]) -> Write:
         """
@@ -212,7 +212,7 @@ class StateChangeFsUploader(ClosesAtExit):
         )
 
     def discard(self, result: UploadTasksResult) -> None:
-        """Delete the files of a losing attempt; without a registry, garbage collection does."""
+        """Delete the files of a losing attempt; without a registry, garbage collection does it."""
         if self._registry is not None:
             for handle in result.handles:
                 self._registry.discard(handle)
@@ -229,7 +229,7 @@ class StateChangeFsUploader(ClosesAtExit):
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A file that is ready to be put, any number of times."""
+    """A file that is ready to be put any number of times."""
 
     content: list[Buffer]
     payload_size: int
@@ -242,7 +242,7 @@ _Placed = list[tuple[UploadTask, list[tuple[StateChangeSet, int, SetEntry]]]]
 
 class _Results(Sequence[UploadResult]):
     """
-    The results of one task, built on first access.
+    The results of one task, which are built on first access.
 
     That is after the end of the attempt, so its time-out does not depend on the number of sets.
     """
@@ -284,7 +284,7 @@ class _Results(Sequence[UploadResult]):
 
 
 def _pass_on(result: UploadTasksResult) -> UploadTasksResult:
-    """Return the result of an upload without data."""
+    """Return the result of an upload that had no data."""
     fail_point("before-upload")
     fail_point("after-upload")
     return result
@@ -296,7 +296,7 @@ def upload_result(
     place: SetEntry,
     copy: FileStateHandle | None = None,
 ) -> UploadResult:
-    """Return the result of one change set in *handle*."""
+    """Return the result for one change set stored in *handle*."""
     entry = HandleAndOffset(handle, place.offset, place.size_bytes, place.crc32c)
     return UploadResult(
         log_id=change_set.log_id,
@@ -308,7 +308,7 @@ def upload_result(
 
 
 def checked_options(options: ChangelogOptions | None) -> ChangelogOptions:
-    """Return *options*, or the defaults for None."""
+    """Return *options*, or the defaults if *options* is None."""
     if options is None:
         return ChangelogOptions()
     if not isinstance(options, ChangelogOptions):
@@ -318,7 +318,7 @@ def checked_options(options: ChangelogOptions | None) -> ChangelogOptions:
 
 
 def checked_job_id(job_id: str) -> str:
-    """Return the folder of a job, "" for none."""
+    """Return the folder of a job, or "" without a job."""
     return folder(job_id, "job_id", error=InvalidOptionsError)
 
 

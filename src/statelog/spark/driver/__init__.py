@@ -1,5 +1,5 @@
 """
-The driver's side: each micro-batch creates one checkpoint.
+The driver side of the engine: each micro-batch creates one checkpoint.
 
     batch_times, no_data_batches   the times of a micro-batch; when one runs without data
     state_location, restart        check, claim and clean up the location; check that the sources fit it

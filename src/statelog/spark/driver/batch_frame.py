@@ -35,7 +35,7 @@ from statelog.state.schema import OperatorStateSchema
 
 
 def batch_frame(definition: OperatorDefinition, settings: QuerySettings) -> DataFrame:
-    """Return the output of the operator over a batch frame, lazily."""
+    """Return the operator's output for a batch frame, computed lazily."""
     extras = batch_parts(definition.declared, settings)
     frame = definition.frame
     groups = definition.max_parallelism
@@ -82,7 +82,7 @@ def _reporting_task(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFrameSpec:
     """
-    The instructions for the tasks of a batch frame.
+    The instructions for the tasks that process a batch frame.
 
     Args:
         context: The only batch, for the processor.

@@ -1,5 +1,5 @@
 """
-Report each micro-batch: log line, callback, metrics, and a warning about skew.
+Report each micro-batch: its log line, callback, metrics, and a warning if it is skewed.
 
 The figures of the tasks are combined here.
 """
@@ -42,7 +42,7 @@ _Figures: TypeAlias = dict[str, FigureValue]
 def figures_of(
     answers: Sequence[Sequence[TaskAck]], extras: Mapping[str, Figure] = NO_FIGURES
 ) -> BatchFigures:
-    """Return the figures of a micro-batch; *extras* are the figures that extensions declare."""
+    """Return the figures of a micro-batch; *extras* are the figures declared by extensions."""
     declared = {**FIGURES, **extras}
     # First over the tasks of each operator, then over the operators.
     operators = [_combined([ack.figures for ack in acks], declared) for acks in answers]
@@ -59,7 +59,7 @@ def figures_of(
 def _combined(
     counted: Iterable[Mapping[str, FigureValue]], declared: Mapping[str, Figure]
 ) -> _Figures:
-    """Combine the figures that several tasks or operators counted."""
+    """Combine the figures counted by several tasks or operators."""
     columns = defaultdict[str, list[FigureValue]](list)
     for figures in counted:
         for name, value in figures.items():
@@ -68,7 +68,7 @@ def _combined(
 
 
 def _folded(name: str, figure: Figure | None, values: Sequence[FigureValue]) -> FigureValue:
-    """Combine several values of a figure."""
+    """Combine several values of one figure."""
     if figure is None or figure.kind is FigureKind.DRIVER:
         raise InvariantError(f"a task counted {name!r}, which is not a figure of tasks")
     # A figure is a number, or numbers by name, such as milliseconds by phase.
@@ -85,7 +85,7 @@ def _folded(name: str, figure: Figure | None, values: Sequence[FigureValue]) -> 
 
 
 def _of_uploads(entries: Iterable[tuple[str, float]]) -> _Figures:
-    """Return the figures that the workers recorded about their uploads."""
+    """Return the figures that the workers recorded about uploads."""
     recorded = defaultdict[str, list[float]](list)
     for name, value in entries:
         recorded[name].append(value)
@@ -100,7 +100,7 @@ _WORK: Final = ("input", "process", "output", "append", "stage")
 
 
 def batch_cost(acks: Sequence[TaskAck], size: int | None) -> BatchCost:
-    """Return the cost of a micro-batch, from its tasks' results."""
+    """Compute the cost of a micro-batch from the results of its tasks."""
     waits = [ack.milliseconds("wait") for ack in acks]
     return BatchCost(
         tasks=len(acks),
@@ -117,7 +117,7 @@ _AFTER: Final = ("commit", "deliver", "clean_up")
 
 
 def after_commit(watch: Stopwatch) -> dict[str, int]:
-    """Return the phases that start with the commit, for the next micro-batch's record."""
+    """Return the phases from the commit on, which the next micro-batch's record includes."""
     return {phase: round(ms) for phase, ms in watch.milliseconds.items() if phase in _AFTER}
 
 
@@ -152,14 +152,14 @@ def largest_keys(acks: Sequence[TaskAck]) -> list[LargeKey]:
 
 
 class Skew(NamedTuple):
-    """A dominating key or key group, and the warning about it; both are "" without one."""
+    """A dominating key or key group and the warning about it; both are "" if none dominates."""
 
     subject: str = ""
     warning: str = ""
 
 
 def skew_of(groups: Sequence[LargeKeyGroup], keys: Sequence[LargeKey]) -> Skew:
-    """Return the key or key group that dominates a micro-batch, if there is one."""
+    """Find the key or key group that dominates a micro-batch, if any."""
     if not groups or groups[0]["rows"] < MIN_LARGE_ROWS:
         return Skew()
     if keys and keys[0]["share"] >= DOMINATING_SHARE:
@@ -182,7 +182,7 @@ _log = logging.getLogger("statelog.spark")
 
 
 class BatchReports:
-    """Reports the micro-batches of one query; *extras* are the figures of extensions."""
+    """Reports the micro-batches of one query; *extras* are the figures declared by extensions."""
 
     def __init__(self, observers: Observers, extras: Mapping[str, Figure] = NO_FIGURES) -> None:
         self._on_progress = observers.on_progress
@@ -206,7 +206,7 @@ class BatchReports:
         figures: BatchFigures,
         acks: Sequence[TaskAck],
     ) -> None:
-        """Report a committed and delivered micro-batch."""
+        """Report a micro-batch that was committed and delivered."""
         # What the driver repeated; the tasks have counted their own.
         repeated = self._repeated.take()
         all_requests = figures.repeated_requests + repeated
@@ -222,14 +222,14 @@ class BatchReports:
         self._emit(progress)
 
     def _warn_of_skew(self, progress: BatchProgress) -> None:
-        """Warn about a dominating key or key group, once for each."""
+        """Warn about each dominating key or key group once."""
         skew = skew_of(progress.largest_key_groups, progress.largest_keys)
         if skew.subject and skew.subject != self._last_skewed:
             self._last_skewed = skew.subject
             _log.warning("the load of batch %d is uneven: %s", progress.batch_id, skew.warning)
 
     def _measure(self, progress: BatchProgress, acks: Sequence[TaskAck], repeated: int) -> None:
-        """Update the metrics."""
+        """Update the metrics with the micro-batch's figures."""
         self._metrics.count(REPEATED_REQUESTS, repeated)
         for ack in acks:
             add_entries(self._metrics, ack.uploads)
@@ -240,7 +240,7 @@ class BatchReports:
     def delivered_again(
         self, batch_id: int, checkpoint_id: int, record: BatchRecord, watch: Stopwatch
     ) -> None:
-        """Report a micro-batch of an earlier run that is delivered again."""
+        """Report the redelivery of a micro-batch from an earlier run."""
         self._emit(
             BatchProgress(
                 batch_id=batch_id,

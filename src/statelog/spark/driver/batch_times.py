@@ -62,11 +62,11 @@ class BatchTimes:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the batch certainly does not have new input."""
+        """Whether it is certain that the micro-batch does not have new input."""
         return self.position is not None and self.position == self.position_before
 
     def not_before(self, watermark_ms: int) -> BatchTimes:
-        """Return these times with watermarks of at least *watermark_ms*."""
+        """Return these times with all watermarks raised to at least *watermark_ms*."""
         return replace(
             self,
             watermark_ms=max(self.watermark_ms, watermark_ms),
@@ -76,7 +76,7 @@ class BatchTimes:
 
 class QueryTimes:
     """
-    Reads times and positions of micro-batches from a checkpointLocation.
+    Reads the times and positions of micro-batches from a checkpointLocation.
 
     Thread: Spark's thread of the query.
     """
@@ -96,13 +96,13 @@ class QueryTimes:
         self._last: tuple[int, OffsetEntry] | None = None
 
     def query_id(self) -> str:
-        """Return Spark's id of the query; "" before its first run."""
+        """Return the query's id in Spark, or "" before its first run."""
         if not self._query_id:
             self._query_id = recorded_query_id(self._files)
         return self._query_id
 
     def of(self, batch_id: int) -> BatchTimes:
-        """Return the times of a micro-batch that is running."""
+        """Return the times of a micro-batch that is currently running."""
         entry = read_offsets(self._files, batch_id)
         if entry is None:
             raise StatelogError(
@@ -126,7 +126,7 @@ class QueryTimes:
     def with_positions(
         self, times: BatchTimes, batch_id: int, entry: OffsetEntry, before: OffsetEntry | None
     ) -> BatchTimes:
-        """Return times with the positions of the sources after and before the micro-batch."""
+        """Return *times* with the source positions before and after the micro-batch."""
         offsets = self._of_user(entry)
         if offsets is None:  # named sources have no order
             return times
@@ -144,7 +144,7 @@ class QueryTimes:
 
     def last_finished(self) -> tuple[int, str | None] | None:
         """
-        Return the newest finished micro-batch of earlier runs and its position.
+        Return the newest micro-batch that an earlier run finished, and its position.
 
         None for none.
         """
@@ -157,11 +157,11 @@ class QueryTimes:
 
     @property
     def checkpoint_location(self) -> str:
-        """The query's checkpointLocation as Spark resolves it."""
+        """The query's checkpointLocation, as resolved by Spark."""
         return self._files.url
 
     def read_again(self, logs: Sequence[SourceLog]) -> list[SourceLog]:
-        """Read the source log entries of *logs* again."""
+        """Read the source log entries in *logs* again."""
         return [
             SourceLog(
                 source=log.source,
@@ -174,11 +174,11 @@ class QueryTimes:
         ]
 
     def is_planned(self, batch_id: int) -> bool:
-        """Return whether the checkpointLocation now contains a micro-batch's offsets."""
+        """Return whether the checkpointLocation contains a micro-batch's offsets by now."""
         return self._files.read(f"{OFFSETS}/{batch_id}") is not None
 
     def _of_user(self, entry: OffsetEntry) -> tuple[str | None, ...] | None:
-        """Return the offsets of the user's sources; None if they have no order."""
+        """Return the offsets of the user's sources, or None if their order is unknown."""
         if entry.offsets is None:
             return None
         # statelog's source is always the last one.
@@ -196,7 +196,7 @@ class QueryTimes:
 
 def _written_folders(files: QueryFiles, offsets: tuple[str | None, ...]) -> tuple[str, ...]:
     """
-    Return the names of the source logs, if the files show them.
+    Return the names of the source logs, if they can be determined from the files.
 
     Spark numbers the sources in their order, and gives a source that is used twice one number.
     """

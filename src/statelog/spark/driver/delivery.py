@@ -47,7 +47,7 @@ from statelog.store import open_location
 
 class TaskRunner:
     """
-    Runs the tasks of a query whose results contain their rows.
+    Runs the tasks of a query in which the results contain the output rows.
 
     Thread: Spark's thread of the query.
     """
@@ -57,7 +57,7 @@ class TaskRunner:
         self._batches = ArrowBatches()
 
     def collect_acks(self, rows: DataFrame, spec: TaskSpec) -> list[TaskAck]:
-        """Run all tasks of a staged micro-batch, and return their results."""
+        """Run all tasks of a staged micro-batch and return their results."""
         columns = columns_of(spec)
         # One Spark job: the rows of the partitions in, one answer for each task out.
         frame = self._python.frame(
@@ -68,12 +68,12 @@ class TaskRunner:
 
 
 def columns_of(spec: TaskSpec) -> Hashable:
-    """Return an id that distinguishes inputs with different columns within one query."""
+    """Return an id that tells inputs with different columns in the same query apart."""
     return spec.state.operator, spec.rows.is_read, spec.rows.initial is None
 
 
 def _collected(frame: DataFrame) -> Iterator[bytes]:
-    """Yield the values of a frame's only column."""
+    """Yield the values in the only column of a frame."""
     if is_connect(frame):
         yield from frame.toArrow().column(0).to_pylist()
         return
@@ -84,7 +84,7 @@ def _collected(frame: DataFrame) -> Iterator[bytes]:
 
 def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
     """
-    Return the last result of each task.
+    Return only the last result of each task.
 
     A frame that is evaluated twice, or a stage that runs again, gives several answers of a task.
     Each of them is complete, and any one may be committed.
@@ -108,7 +108,7 @@ def one_per_task(acks: Iterable[TaskAck]) -> list[TaskAck]:
 
 
 class CommittedRows(NamedTuple):
-    """The output rows to commit: a section of `_metadata`, and files."""
+    """The output rows to commit: a section of `_metadata`, and separate files."""
 
     section: bytes | None = None
     files: tuple[FileStateHandle, ...] = ()
@@ -129,7 +129,7 @@ class OutputDelivery(Protocol):
         """Run all tasks and return their results, one per task."""
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
-        """Return the rows to commit with the state."""
+        """Return the rows to commit together with the state."""
 
     def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:
         """Call the sink with the rows of a committed micro-batch."""
@@ -137,7 +137,7 @@ class OutputDelivery(Protocol):
     def deliver_again(
         self, frame: DataFrame, record: BatchRecord, base: CompletedCheckpoint
     ) -> None:
-        """Call the sink again with the rows of a committed micro-batch."""
+        """Call the sink again with the rows of a micro-batch that was already committed."""
 
 
 # Staged: rows that are committed with the state.
@@ -150,7 +150,7 @@ SectionOf = Callable[[int, bytes], bytes | None]
 
 
 class StagedDelivery:
-    """Calls the sink with the committed rows."""
+    """Calls the sink with rows that are already committed."""
 
     is_staged = True
 
@@ -165,7 +165,7 @@ class StagedDelivery:
         return self._runner.collect_acks(partitioned, spec)
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
-        """Return the inline rows as a section, and the files."""
+        """Return the inline rows as a section, and the files that contain the other rows."""
         inline = inline_rows(acks)
         section = encode_streams(inline) if inline else None
         return CommittedRows(section, tuple(chain(*(ack.output.files for ack in acks))))
@@ -181,7 +181,7 @@ class StagedDelivery:
     def deliver_again(
         self, frame: DataFrame, record: BatchRecord, base: CompletedCheckpoint
     ) -> None:
-        """Call the sink with the committed rows, read from the checkpoint."""
+        """Call the sink again with the committed rows, which are read from the checkpoint."""
         section = self._section_of(base.checkpoint_id, OUTPUT_SECTION)
         where = f"checkpoint {base.checkpoint_id}"
         inline = decode_streams(section, where=where)
@@ -209,7 +209,7 @@ _LOCAL_ROWS = "spark.sql.execution.arrow.localRelationThreshold"
 
 
 def inline_rows(acks: Sequence[TaskAck]) -> list[bytes]:
-    """Return the rows in the results, as Arrow IPC streams."""
+    """Return the rows contained in the results, as Arrow IPC streams."""
     return [ack.output.staged for ack in acks if isinstance(ack.output.staged, bytes)]
 
 
@@ -223,7 +223,7 @@ def frame_of_rows(
     *,
     what: str,
 ) -> DataFrame:
-    """Return the staged rows of one micro-batch as a frame."""
+    """Return a frame of the staged rows of one micro-batch."""
     # Rows in the answers were committed with the checkpoint, and are in memory already.
     tables = [committed_rows(stream, arrow, what) for stream in inline]
     table = pa.concat_tables(tables) if tables else arrow.empty_table()
@@ -263,7 +263,7 @@ def _read_rows(
 
 def committed_rows(data: bytes | memoryview, columns: pa.Schema, what: str) -> pa.Table:
     """
-    Convert committed rows to the query's current columns, matched by name.
+    Convert committed rows to the query's current columns, matching columns by name.
 
     The rows were committed with the columns that the query had then.  A column that was added since
     is null, and one that was removed is left out.
@@ -320,7 +320,7 @@ def _columns(schema: pa.Schema) -> str:
 
 def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """
-    Return a frame whose tasks convert their rows from Arrow.
+    Return a frame whose tasks convert the rows from Arrow.
 
     Spark converts less than 48 MB in the driver, to optimize the plan with the values.  Here that
     has no use, and takes about half of a delivery's time.
@@ -335,10 +335,10 @@ def _frame_of_tasks(session: SparkSession, table: pa.Table, schema: StructType) 
 
 
 class _AckParam(AccumulatorParam[list[TaskAck]]):
-    """An accumulator for the results of tasks."""
+    """An accumulator that collects the results of tasks."""
 
     def zero(self, value: list[TaskAck]) -> list[TaskAck]:
-        """Return the empty list."""
+        """Return an empty list."""
         return []
 
     def addInPlace(self, value1: list[TaskAck], value2: list[TaskAck]) -> list[TaskAck]:
@@ -349,7 +349,7 @@ class _AckParam(AccumulatorParam[list[TaskAck]]):
 
 class DirectDelivery:
     """
-    Passes the sink a frame that runs the tasks when it is evaluated.
+    Passes the sink a frame that runs the tasks when the sink evaluates it.
 
     It has the rows when `run` returns.
     """
@@ -381,20 +381,20 @@ class DirectDelivery:
         return acks
 
     def committed_rows(self, acks: Sequence[TaskAck]) -> CommittedRows:
-        """Return no rows."""
+        """Return nothing: the sink already received the rows."""
         return CommittedRows()
 
     def deliver(self, frame: DataFrame, record: BatchRecord, acks: Sequence[TaskAck]) -> None:
-        """Do nothing."""
+        """Do nothing: the sink already received the rows."""
 
     def deliver_again(
         self, frame: DataFrame, record: BatchRecord, base: CompletedCheckpoint
     ) -> None:
-        """Do nothing."""
+        """Do nothing: the rows of a committed micro-batch are not delivered again."""
 
 
 def deliveries(query: Query, sink: Sink, section_of: SectionOf) -> dict[Delivery, OutputDelivery]:
-    """Return all deliveries, because a replayed batch may need a different one."""
+    """Return all kinds of delivery, because a replayed batch may need a different one."""
     return {
         Delivery.STAGED: StagedDelivery(query, sink, section_of),
         Delivery.DIRECT: DirectDelivery(query, sink),

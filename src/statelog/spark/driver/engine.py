@@ -1,5 +1,5 @@
 """
-Run a query's micro-batches, each of which creates one checkpoint.
+Run the micro-batches of a query; each micro-batch creates one checkpoint.
 
 For each micro-batch: trigger a checkpoint, run the tasks of each operator, take their answers,
 commit, deliver.  The commit is one put-if-absent of `chk-<id>/_metadata`; everything before it can
@@ -45,7 +45,7 @@ from statelog.spark.worker.protocol import TaskAck
 
 
 class MicroBatchEngine:
-    """Runs the micro-batches of one query, as the function for `foreachBatch`."""
+    """Runs the micro-batches of one query; it is the function passed to `foreachBatch`."""
 
     def __init__(
         self,
@@ -96,14 +96,14 @@ class MicroBatchEngine:
 
     def next_due_ms(self) -> int | None:
         """
-        Return when the next timer is due, as of the last commit.
+        Return the time at which the next timer is due, as of the last commit.
 
         None if unknown.
         """
         return self._location.state.next_due_ms
 
     def has_run(self) -> bool:
-        """Return whether this run has processed a micro-batch."""
+        """Return whether this run has already processed a micro-batch."""
         return self._has_run
 
     def progress(self) -> BatchProgress | None:
@@ -115,7 +115,7 @@ class MicroBatchEngine:
         return self._reports.current
 
     def close(self) -> None:
-        """Delete remaining garbage after the end of the query; may be called again."""
+        """Delete the remaining garbage after the query has ended; may be called repeatedly."""
         self._is_closed = True  # before the look: a micro-batch looks in the opposite order
         if self._location.epoch is not None and not self._is_processing:
             self._location.clean_up.finish()
@@ -188,7 +188,7 @@ class MicroBatchEngine:
 
     def _decide(self, frame: DataFrame, batch_id: int) -> tuple[BatchTimes, str] | None:
         """
-        Claim the location in a run's first micro-batch; deliver earlier commits.
+        In a run's first micro-batch, claim the location and deliver what was committed earlier.
 
         Returns:
             The times of the micro-batch, and Spark's id of the query; None if nothing is to run.
@@ -235,7 +235,7 @@ class MicroBatchEngine:
         return MicroBatch(batch_id, checkpoint_id, times, ranges, snapshots, query_id)
 
     def _run(self, frame: DataFrame, batch: MicroBatch, watch: Stopwatch) -> list[list[TaskAck]]:
-        """Run the operators one after the other, and return their tasks' results."""
+        """Run the operators one after another, and return the results of their tasks."""
         answers: list[list[TaskAck]] = []
         upstream: list[TaskAck] = []
         last = self._operators[-1]
@@ -305,7 +305,7 @@ class MicroBatchEngine:
         operators: Sequence[OperatorRecord],
         figures: BatchFigures,
     ) -> BatchRecord:
-        """Return the micro-batch's record for the checkpoint."""
+        """Return the record of the micro-batch, which the checkpoint contains."""
         times = batch.times
         timeline = self._coordinator.timeline
         retries = {
@@ -336,7 +336,7 @@ class MicroBatchEngine:
         )
 
     def _decline_idle(self, batch: MicroBatch, answers: Sequence[Sequence[TaskAck]]) -> None:
-        """Abandon the checkpoint of a no-data batch that changed nothing."""
+        """Abandon the checkpoint of a no-data batch that did not change anything."""
         self._coordinator.decline(batch.checkpoint_id, "the micro-batch had no effect")
         for index, acks in enumerate(answers):
             if acks:
@@ -360,7 +360,7 @@ class MicroBatchEngine:
         self._extensions.committed(answers)
 
     def _clean_up(self, answers: Sequence[Sequence[TaskAck]]) -> None:
-        """Delete the rows between operators, and start any clean-up that is due."""
+        """Delete the rows passed between operators, and start any clean-up that is due."""
         self._location.clean_up.delete(
             [file.path for ack in chain(*answers[:-1]) for file in ack.output.files]
         )
@@ -386,7 +386,7 @@ class MicroBatchEngine:
         self._reports.committed(batch.batch_id, batch.checkpoint_id, figures, [*chain(*answers)])
 
     def _deliver_again(self, frame: DataFrame, batch_id: int) -> None:
-        """Deliver a committed batch again, with its original delivery mode."""
+        """Deliver a committed batch again, in its original delivery mode."""
         watch = Stopwatch()
         base = self._location.state.base
         record = self._location.state.record

@@ -1,5 +1,5 @@
 """
-The driver's interface for extensions.
+The interface between the driver and extensions.
 
 An extension adds to micro-batches what the engine does not know by name.  The engine calls all of
 them at the same points of a micro-batch, in the order of `spark.extension_table`:
@@ -66,14 +66,14 @@ class BatchStart(NamedTuple):
 
     @property
     def attachments(self) -> tuple[Attachment, ...]:
-        """The previous checkpoint's attachments of all kinds."""
+        """The attachments of all kinds in the previous checkpoint."""
         return () if self.record is None else self.record.attachments
 
 
 @dataclass(frozen=True, slots=True)
 class DriverContext:
     """
-    The tools that an extension is built from.
+    What the driver provides for creating an extension.
 
     Args:
         query: The query.
@@ -111,7 +111,7 @@ class DriverExtension(Protocol):
 
     def task_part(self, operator: int, tasks: int) -> object | None:
         """
-        Return the part for an operator's tasks; None for no part.
+        Return the part of the instructions for an operator's tasks, or None.
 
         Args:
             operator: The position of the operator in the query.
@@ -123,7 +123,7 @@ class DriverExtension(Protocol):
         self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
     ) -> Sequence[Attachment]:
         """
-        Write a micro-batch's attachments, and return the ones that its checkpoint references.
+        Write the attachments of a micro-batch, and return those that its checkpoint references.
 
         Args:
             start: The micro-batch.
@@ -139,7 +139,7 @@ class DriverExtension(Protocol):
         return ()
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Handle the commit of the micro-batch of the last `attachments` call."""
+        """Handle the commit of the micro-batch passed to the last call of `attachments`."""
 
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
         """Deliver the task results of a committed micro-batch."""
@@ -150,7 +150,7 @@ class DriverExtension(Protocol):
 
 class AttachingExtension(DriverExtension):
     """
-    An extension whose tasks add to attachments by returning a tuple of `Addition`.
+    An extension whose tasks add to its attachments by returning tuples of `Addition`.
 
     Args:
         settings: The settings of the query.
@@ -163,32 +163,32 @@ class AttachingExtension(DriverExtension):
     @staticmethod
     @abstractmethod
     def policy(settings: QuerySettings) -> AttachmentPolicy:
-        """Return how the attachments are written, joined and kept."""
+        """Return the policy for writing, joining and retaining the attachments."""
 
     def additions(self, ack: TaskAck) -> Sequence[Addition]:
-        """Return the additions of a task."""
+        """Return what a task added."""
         return part_of(ack.extras, self.name, tuple) or ()
 
     def added(self, answers: Answers) -> list[Addition]:
-        """Return the additions of all tasks."""
+        """Return what all tasks added."""
         return [*chain(*(self.additions(ack) for ack in chain(*answers.values())))]
 
     def attachments(
         self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
     ) -> Sequence[Attachment]:
-        """See `DriverExtension`."""
+        """See `DriverExtension.attachments`."""
         return self._log.entries(
             start.attachments, self.added(answers), start.checkpoint_id, now_ms
         )
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """See `DriverExtension`."""
+        """See `DriverExtension.committed`."""
         self._log.committed()
 
 
 class DriverExtensions:
     """
-    The extensions of one run of a query, in order.
+    The extensions of one run of a query, in the order in which they are called.
 
     Args:
         extensions: The extensions.
@@ -229,7 +229,7 @@ class DriverExtensions:
         return tuple(attached)
 
     def committed(self, answers: Sequence[Sequence[TaskAck]]) -> None:
-        """Notify all extensions that the micro-batch is committed."""
+        """Notify all extensions that the micro-batch has been committed."""
         acks = [*chain(*answers)]
         for extension in self._extensions:
             extension.committed(self._start.batch_id, acks)
@@ -257,7 +257,7 @@ def driver_extensions(context: DriverContext) -> DriverExtensions:
 
 class LocationObjects:
     """
-    Writes objects of a state location from the driver, with the tasks' retry policy.
+    Writes objects to a state location from the driver, with the retry policy of the tasks.
 
     Args:
         store: The location.
@@ -270,7 +270,7 @@ class LocationObjects:
 
     def put(self, path_of: Callable[[str], str], data: bytes) -> FileStateHandle:
         """
-        Write an object; its path is built from a unique name.
+        Write an object to a path that contains a unique name.
 
         Blocks: On the store.
         """

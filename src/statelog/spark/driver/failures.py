@@ -1,5 +1,5 @@
 """
-Find the cause of a failed micro-batch in Spark's error.
+Find the cause of a failed micro-batch in the error that Spark raised.
 
 The Python worker, the JVM and the Python driver each wrap a processor's error in text of their own.
 So a task marks the end of its message, the driver extracts the message, and the query shows it
@@ -37,7 +37,7 @@ class QueryStopped(Exception):  # noqa: N818
 
 def query_stopped() -> QueryStopped:
     """
-    Return the error with a text that Spark recognizes as an interruption.
+    Return an error whose text Spark recognizes as an interruption.
 
     It searches the text of an error for it, by an expression that overflows the stack on the long
     text of a job that was really stopped.
@@ -49,13 +49,13 @@ def query_stopped() -> QueryStopped:
 
 
 def is_interruption(error: Exception) -> bool:
-    """Return whether a stopped query may have caused an error."""
+    """Return whether an error may have been caused by stopping the query."""
     text = str(error)
     return any(marker in text for marker in _STOP_MARKERS)
 
 
 def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> StatelogError | None:
-    """Return the task's error in a failed Spark job, or None."""
+    """Return the task's error from a failed Spark job, or None."""
     text = str(error)
     # In the order of certainty: what a task reported, a cancelled job, a worker that is gone.
     task_error = reported_in(text, batch_id=batch_id)
@@ -82,7 +82,7 @@ def cause_of(error: Exception, processor: AnyProcessor, batch_id: int) -> Statel
 
 
 def reported_in(text: str, **facts: Fact) -> StatelogError | None:
-    """Return the error that a different process reported inside Spark's error text, or None."""
+    """Return the error of a different process that Spark's error text contains, or None."""
     report = _REPORT.search(text)
     if report is None:
         return None
@@ -92,4 +92,4 @@ def reported_in(text: str, **facts: Fact) -> StatelogError | None:
 
 
 class BatchFailed(Exception):  # noqa: N818
-    """A micro-batch failed; `__cause__` is the error."""
+    """A micro-batch failed; `__cause__` is the original error."""

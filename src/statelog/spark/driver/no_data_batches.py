@@ -1,5 +1,5 @@
 """
-Decide which queries have no-data batches, when one is due, and which batches to skip.
+Decide which queries need no-data batches, when one is due, and which batches to skip.
 
 Under `foreachBatch` Spark runs no micro-batch without new input, so that timers would wait for the
 next row.  Therefore a query that can have timers gets one more source besides the user's, see
@@ -64,7 +64,7 @@ def has_no_data_source(
 def can_skip_batch(
     operators: Sequence[OperatorDefinition], record: BatchRecord | None, times: BatchTimes
 ) -> bool:
-    """Return whether a micro-batch needs neither a Spark job nor a commit."""
+    """Return whether a micro-batch requires neither a Spark job nor a commit."""
     if not times.is_idle or not all(operator.plan.is_stateless for operator in operators):
         return False
     # Before the first commit a no-data batch matters only if it begins with state to write.
@@ -77,7 +77,7 @@ def can_skip_batch(
 
 
 def has_due_timer(operator: OperatorDefinition, next_due_ms: int | None, times: BatchTimes) -> bool:
-    """Return whether a timer of an operator may be due in a micro-batch."""
+    """Return whether one of an operator's timers may be due in a micro-batch."""
     if operator.time_mode == "none":
         return False
     until = times.watermark_ms if operator.time_mode == "eventtime" else times.now_ms
@@ -136,7 +136,7 @@ class QueryTriggers:
         self._decision: NoDataDecision | None = None
 
     def is_due(self, *, run_ends: bool) -> bool:
-        """See `NoDataTriggers`; the first call fixes *run_ends*."""
+        """See `NoDataTriggers.is_due`; the first call sets *run_ends*."""
         if not self._is_enabled:
             return False
         has_event_time = self._time_mode == "eventtime"
@@ -151,7 +151,7 @@ class QueryTriggers:
         )
 
     def figures(self) -> Mapping[str, str]:
-        """See `NoDataTriggers`."""
+        """See `NoDataTriggers.figures`."""
         progress = self._timers.progress()
         return {} if progress is None else source_metrics(progress)
 

@@ -47,7 +47,7 @@ _MOST_NAMES: Final = 10
 
 class UnnamedOutput:
     """
-    Warns once about an operator whose rows omit output columns.
+    Warns once if an operator's rows omit output columns.
 
     The first micro-batch with output rows decides.
     """
@@ -57,7 +57,7 @@ class UnnamedOutput:
         self._is_decided = False
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Warn about output columns that no row of a committed micro-batch sets."""
+        """Warn about output columns that no row in a committed micro-batch sets."""
         if self._is_decided:
             return
         # Tasks without output rows say nothing about the columns.
@@ -87,14 +87,14 @@ class UnnamedOutput:
 
 
 def _with_advice(name: str, columns: Sequence[str]) -> str:
-    """Return a field of rows, with the column of a similar name."""
+    """Quote a field name, and suggest an output column with a similar name."""
     by_lower = {column.lower(): column for column in columns}
     similar = get_close_matches(name.lower(), by_lower, n=1)
     return f"{name!r} (did you mean {by_lower[similar[0]]!r}?)" if similar else repr(name)
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return names separated by commas, or only the first of them if there are many."""
+    """Join names with commas; if there are many, only the first few."""
     every = list(names)
     more = f" and {len(every) - _MOST_NAMES} more" if len(every) > _MOST_NAMES else ""
     return ", ".join(every[:_MOST_NAMES]) + more
@@ -131,7 +131,7 @@ class MicroBatch:
 
 class OperatorRun:
     """
-    Runs one operator of a query for each micro-batch.
+    Runs one operator of a query in each micro-batch.
 
     Thread: Spark's thread of the query.
     """
@@ -159,7 +159,7 @@ class OperatorRun:
 
     @property
     def _initial(self) -> InitialState | None:
-        """The initial rows of the micro-batch, if it starts with them."""
+        """The initial rows, if this micro-batch starts with them."""
         return self.definition.initial if self._location.state.base is None else None
 
     def ranges(self, frame: DataFrame, times: BatchTimes) -> tuple[KeyGroupRange, ...]:
@@ -168,14 +168,14 @@ class OperatorRun:
         return self._key_groups.split(self._task_count.choose(self._input_bytes))
 
     def _size_of(self, frame: DataFrame, times: BatchTimes) -> int | None:
-        """Return the size of the input if it is known and needed."""
+        """Return the size of the input, if it is known and needed."""
         bounds = self._query.task_bounds
         if bounds.least == bounds.most or self._initial is not None:
             return None
         return 0 if times.is_idle and self.definition.plan.is_stateless else input_bytes(frame)
 
     def reads(self, times: BatchTimes, upstream: Sequence[TaskAck]) -> bool:
-        """Return whether the operator may receive rows in a micro-batch."""
+        """Return whether the operator may receive rows in this micro-batch."""
         if self._initial is not None or not self.definition.plan.is_stateless:
             return True
         if self._index == 0:
@@ -183,7 +183,7 @@ class OperatorRun:
         return any(ack.output.staged is not None for ack in upstream)
 
     def can_be_skipped(self, batch: MicroBatch, upstream: Sequence[TaskAck]) -> bool:
-        """Return whether the operator has no rows, no due timer and no snapshot to write."""
+        """Return whether the operator has no rows, no due timers and no snapshot to write."""
         due_ms = self._location.state.due_ms[self._index]
         return not (
             self.reads(batch.times, upstream)
@@ -222,7 +222,7 @@ class OperatorRun:
         return by_task(frame, tasks, self._key_groups), True
 
     def spec(self, batch: MicroBatch, *, is_read: bool, staged: bool) -> TaskSpec:
-        """Return the instructions for the tasks."""
+        """Return the instructions for the operator's tasks."""
         ranges = batch.ranges[self._index]
         stream = self._query.settings.options.stream
         # What the operator starts from; a task that lacks it restores the newest checkpoint, see
@@ -262,7 +262,7 @@ class OperatorRun:
         )
 
     def _task_rows(self, times: BatchTimes, *, is_read: bool) -> TaskRows:
-        """Return the tasks' formats for input and output rows."""
+        """Return the formats of the tasks' input and output rows."""
         definition = self.definition
         initial = None if self._initial is None else self._initial.task_layout
         return TaskRows(
@@ -277,7 +277,7 @@ class OperatorRun:
         )
 
     def _task_state(self) -> TaskState:
-        """Return where the tasks' state is, and how a worker stores it."""
+        """Return the location of the tasks' state, and how a worker stores it."""
         settings = self._query.settings
         location = self._location
         return TaskState(
@@ -299,11 +299,11 @@ class OperatorRun:
         return LateRows(column + has_initial_rows, times.late_ms)
 
     def ran(self, acks: Sequence[TaskAck]) -> None:
-        """Record the cost of a committed micro-batch."""
+        """Record the cost of a micro-batch that was committed."""
         self._task_count.ran(batch_cost(acks, self._input_bytes))
 
     def record(self, acks: Sequence[TaskAck]) -> OperatorRecord:
-        """Return the operator's record after a micro-batch."""
+        """Return the operator's record for the micro-batch."""
         schema = self._location.schemas[self._index]
         before = self._location.state.record
         stored = None if before is None else before.operators[self._index]

@@ -1,5 +1,5 @@
 """
-Decide whether a run's first micro-batch follows a checkpoint.
+Decide whether the first micro-batch of a run follows a checkpoint.
 
 Spark repeats the micro-batch that did not finish, with the same input.  That is true only while the
 checkpointLocation is complete: after files were removed or restored from a backup, Spark plans a
@@ -43,7 +43,7 @@ NEVER_RAN: Final = LastRun(-1, ())
 
 
 def last_run_of(base: CompletedCheckpoint) -> LastRun:
-    """Return *base* as the last run of an operator."""
+    """Return *base* as an operator's last run."""
     base_id = base.checkpoint_id
     return LastRun(
         base_id, tuple(log.state_handle_id for log in base.log if log.checkpoint_id == base_id)
@@ -52,7 +52,7 @@ def last_run_of(base: CompletedCheckpoint) -> LastRun:
 
 class RestoredState:
     """
-    The state that the next micro-batch continues.
+    The state from which the next micro-batch continues.
 
     Attributes: `base`: the checkpoint, None for the empty state; `record`: its micro-batch's
     record; `went_back_to`: the checkpoint of the last rewind, None for none; `due_ms`: when the
@@ -68,7 +68,7 @@ class RestoredState:
         self.has_committed = False
 
     def restore(self, base: CompletedCheckpoint | None, older_id: int | None) -> None:
-        """Start with a checkpoint."""
+        """Start from a checkpoint."""
         self.base = base
         self.due_ms = [NEVER_MS] * len(self.due_ms)
         if base is not None:
@@ -80,7 +80,7 @@ class RestoredState:
     def advance(
         self, completed: CompletedCheckpoint, record: BatchRecord, ran: Sequence[bool]
     ) -> None:
-        """Continue from *completed* with its *record*; *ran* says which operators ran."""
+        """Continue from *completed* with its *record*; *ran* lists the operators that ran."""
         self.base = completed
         self.record = record
         self.has_committed = True
@@ -93,17 +93,17 @@ class RestoredState:
         ]
 
     def last_run(self, operator: int) -> LastRun:
-        """Return the newest checkpoint in which an operator ran."""
+        """Return the newest checkpoint for which an operator ran."""
         return self._last_runs[operator]
 
     @property
     def base_id(self) -> int | None:
-        """The id of the checkpoint; None for the empty state."""
+        """The id of the checkpoint, or None if the state is empty."""
         return None if self.base is None else self.base.checkpoint_id
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next timer of any operator is due; None if unknown."""
+        """The time at which the next timer of any operator is due, or None if unknown."""
         times = [due for due in self.due_ms if due is not None]
         return min(times) if len(times) == len(self.due_ms) else None
 
@@ -139,14 +139,14 @@ def evolved_schema(
 
 
 def _holds(stored: OperatorRecord, name: str) -> bool:
-    """Return whether a checkpoint's record shows data for a variable or field."""
+    """Return whether a checkpoint's record shows that a variable or field contains data."""
     return name != TIMERS_NAME or stored.next_due_ms != NEVER_MS
 
 
 @dataclass(frozen=True, slots=True)
 class FirstBatch:
     """
-    The first micro-batch of a run.
+    The facts about the first micro-batch of a run.
 
     Args:
         query_id, batch_id: Spark's ids of query and micro-batch.
@@ -161,7 +161,7 @@ class FirstBatch:
 
 
 def check_state_is_there(first: FirstBatch, location: str) -> None:
-    """Check that a query without a checkpoint has not read input yet."""
+    """Check that a query without a checkpoint has not read any input yet."""
     if first.batch_id != 0 and first.times.position_before != NOTHING_READ:
         raise CheckpointError(
             f"the query is at batch {first.batch_id}, but {location} does not contain a checkpoint: "
@@ -182,7 +182,7 @@ def is_committed(
     newest_claim: Callable[[], str],
 ) -> bool:
     """
-    Return whether the run starts with the micro-batch that *base* committed.
+    Return whether the run starts with the micro-batch that the checkpoint *base* committed.
 
     Micro-batches without input may be missing between *base* and the first one, because a batch
     without effect is not committed.  A position that is unknown is not compared.
@@ -234,7 +234,7 @@ def _check_is_alone(
     newest_claim: Callable[[], str],
 ) -> None:
     """
-    Raise `FencedError` if a different driver has planned this micro-batch since the start.
+    Raise `FencedError` if a different driver planned this micro-batch after this run started.
 
     A run begins with the newest micro-batch in the checkpointLocation.  Later ones are there only
     if another driver wrote them; after a loss of files they are missing.
@@ -253,7 +253,7 @@ def _may_equal(position: str | None, recorded: str | None) -> bool:
 
 
 def _same_logs(first: FirstBatch, record: BatchRecord) -> bool:
-    """Return whether the logs of file sources list the same files."""
+    """Return whether the logs of two file sources list the same files."""
     if not record.source_logs or first.sources is None:
         return True
     return first.sources.read_again(record.source_logs) == record.source_logs

@@ -1,5 +1,5 @@
 """
-Open, check and claim a query's state location, and delete unneeded objects.
+Open, check and claim a query's state location, and delete objects it no longer needs.
 
 A location belongs to the query that wrote it.  A run first reads it without writing.  At its first
 micro-batch, when it knows its query id and has checked that the state is its own, it claims the
@@ -52,7 +52,7 @@ _log = logging.getLogger("statelog.spark")
 
 
 class SnapshotPlanner:
-    """Plans the snapshots of one run of a query."""
+    """Plans the snapshots for one run of a query."""
 
     def __init__(
         self, policy: SnapshotPolicy, max_parallelism: int, recorder: CheckpointRecorder
@@ -65,7 +65,7 @@ class SnapshotPlanner:
         self.distances = LogDistances.of(None, max_parallelism)
 
     def begin(self, base: CompletedCheckpoint | None, state_entries: int) -> None:
-        """Start with *base*, which contains about *state_entries* entries."""
+        """Start from *base*, which contains about *state_entries* entries."""
         self.advance(base)
         handles = base.materialized if base is not None else ()
         size = sum(max(handle.handle.size_bytes, 0) for handle in handles)
@@ -85,7 +85,7 @@ class SnapshotPlanner:
     def choose(
         self, ranges: Sequence[KeyGroupRange], now_ms: int
     ) -> dict[KeyGroupRange, KeyGroupRange]:
-        """Choose the key groups that each task writes, by the task's own key groups."""
+        """Choose the key groups to write, for each task by its own key groups."""
         ranges_chosen: dict[KeyGroupRange, KeyGroupRange] = {}
         for chosen in self._schedule.choose(self.distances, now_ms):
             for key_groups in ranges:
@@ -99,7 +99,7 @@ class SnapshotPlanner:
         return ranges_chosen
 
     def committed(self, acks: Sequence[TaskAck], now_ms: int) -> None:
-        """Record the results of the chosen snapshots of a committed micro-batch."""
+        """Record the results of a committed micro-batch's snapshots."""
         completed = 0
         for ack in acks:
             # A task of an operator that was skipped has not counted.
@@ -126,7 +126,7 @@ class SnapshotPlanner:
         self._chosen = {}
 
     def aborted(self) -> None:
-        """Record that the micro-batch and its snapshots failed."""
+        """Record that the micro-batch failed, and its snapshots with it."""
         self._recorder.snapshots_failed(len(self._chosen))
         self._chosen = {}
 
@@ -169,18 +169,18 @@ class StateLocation:
         at the same epoch."""
 
     def _pause(self, seconds: float) -> None:
-        """Wait before a put of the same name is repeated, and count it."""
+        """Wait before repeating a put of the same name, and count the repetition."""
         self._repeated_puts += 1
         pause(seconds)
 
     def take_repeated_puts(self) -> int:
-        """Return how many puts of claims and commits were retried since the last call."""
+        """Return how many puts of claims and commits have been repeated since the last call."""
         taken = self._repeated_puts
         self._repeated_puts = 0
         return taken
 
     def inspect(self, query_id: str | None = None) -> None:
-        """Check the stored state without claiming it."""
+        """Check the stored state without claiming the location."""
         settings = self._query.settings
         if isinstance(settings.checkpoint, int):
             self.state.due_ms = [None] * len(self._query.operators)
@@ -198,7 +198,7 @@ class StateLocation:
 
     def take_over(self, first: FirstBatch) -> bool:
         """
-        Claim the location, and restore the checkpoint to start from.
+        Claim the location, and restore the checkpoint from which to start.
 
         All checks come before the claim, so that a run that cannot continue does not fence the
         rightful owner.  They are repeated after the claim, because the owner may have committed in
@@ -236,7 +236,7 @@ class StateLocation:
         return is_committed
 
     def check_is_there(self, first: FirstBatch) -> None:
-        """Check that a query without a checkpoint read no input; see `check_state_is_there`."""
+        """Check that a query without a checkpoint has not read any input yet."""
         if self._query.settings.checkpoint != "empty":
             check_state_is_there(first, self._query.location)
 
@@ -244,7 +244,7 @@ class StateLocation:
         self, checkpoint: CompletedCheckpoint | None, first: FirstBatch, older_id: int | None
     ) -> bool:
         """
-        Return whether *checkpoint* has committed *first*.
+        Return whether *checkpoint* committed the micro-batch *first*.
 
         Raise if the query cannot continue it.
         """
@@ -291,7 +291,7 @@ class StateLocation:
 
     def begin(self, times: BatchTimes) -> None:
         """
-        Set the time from which a changed time to live applies.
+        Set the time at which a change to a time to live takes effect.
 
         The first commit of a run fixes it.  A micro-batch before it may have changed nothing, or
         been delivered again.
@@ -303,7 +303,7 @@ class StateLocation:
 
     def _evolve(self, checkpoint: CompletedCheckpoint, record: BatchRecord, now_ms: int) -> None:
         """
-        Check that the operators are those of *checkpoint*, and merge their schemas.
+        Check that the operators match those in *checkpoint*, and merge their schemas.
 
         A changed time to live counts from *now_ms*, the time of the micro-batch: a repeated
         micro-batch has the same time, which a clock would not.
@@ -378,7 +378,7 @@ _LAST_CLEAN_UP_S: Final = 10.0
 
 class LocationCleanUp:
     """
-    The clean-up of one run of a query.
+    The clean-up during one run of a query.
 
     Thread: Spark's thread of the query; `finish`: any.
     """
@@ -399,14 +399,14 @@ class LocationCleanUp:
             _log.warning("deletion of rows between operators failed: %s", error)
 
     def when_due(self) -> None:
-        """Delete in batches the objects that no retained checkpoint needs, or log the failure."""
+        """Delete, in batches, objects that no retained checkpoint needs, or log the failure."""
         try:
             self._coordinator.clean_up_when_due()
         except StoreError as error:  # harmless: the next collection of orphans deletes the rest
             _log.warning("deletion of unneeded objects failed: %s", error)
 
     def finish(self) -> None:
-        """Delete all objects that no retained checkpoint needs, or log the failure; only once."""
+        """Delete, once, all objects that no retained checkpoint needs, or log the failure."""
         if self._is_finished:
             return
         self._is_finished = True

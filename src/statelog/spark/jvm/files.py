@@ -20,7 +20,7 @@ LOCAL: Final = "file:"
 
 
 def checkpoint_files(session: SparkSession, location: str) -> QueryFiles:
-    """Return the files of a checkpointLocation, or a different folder, as spelled for Spark."""
+    """Return the files of a checkpointLocation, or of a different folder, given its Spark path."""
     folder = HadoopFolder(session, location)
     return LocalFiles(folder.url) if folder.url.startswith(LOCAL) else folder
 
@@ -31,7 +31,7 @@ def write_file(session: SparkSession, location: str, name: str, data: bytes) -> 
 
 
 def temporary_folder(session: SparkSession) -> str:
-    """Create a folder on the driver's disk that the JVM deletes at its exit; return its path."""
+    """Create a folder on the driver's disk, which the JVM deletes when it exits."""
     jvm = jvm_of(session)
     root = jvm.java.lang.System.getProperty("java.io.tmpdir")
     path: str = jvm.org.apache.spark.util.Utils.createTempDir(root, "temporary").getCanonicalPath()
@@ -39,7 +39,7 @@ def temporary_folder(session: SparkSession) -> str:
 
 
 class LocalFiles:
-    """A checkpointLocation on local disk; *url* starts with `file:`."""
+    """A checkpointLocation on local disk, whose *url* starts with `file:`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -67,7 +67,7 @@ class LocalFiles:
 
 
 class HadoopFolder:
-    """A folder on any Hadoop file system, spelled as for Spark."""
+    """A folder on any Hadoop file system, named as in Spark."""
 
     def __init__(self, session: SparkSession, location: str) -> None:
         self._session = session
@@ -86,7 +86,7 @@ class HadoopFolder:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._url}/{name}" if name else self._url)
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return the end of a file, or the whole file; None if it does not exist."""
+        """Read the end of a file, or the whole file; return None if the file does not exist."""
         path = self._path(name)
         try:
             stream = self._files.open(path)
@@ -104,7 +104,7 @@ class HadoopFolder:
             stream.close()
 
     def names(self, folder: str = "") -> Sequence[str]:
-        """Return the names in a folder below this one; empty if it does not exist."""
+        """List the names in a subfolder; the list is empty if the folder does not exist."""
         path = self._path(folder)
         if not self._files.exists(path):
             return ()
@@ -119,7 +119,7 @@ class HadoopFolder:
         self._files.delete(self._path(name), False)
 
     def create(self, name: str, data: bytes) -> None:
-        """Create a file that does not exist."""
+        """Create a file, which must not exist yet."""
         stream = self._files.create(self._path(name), False)
         try:
             stream.write(data)
@@ -127,7 +127,7 @@ class HadoopFolder:
             stream.close()
 
     def put(self, folder: str, name: str, text: str, *, overwrite: bool) -> None:
-        """Write an ASCII text atomically, as Spark writes its checkpoints."""
+        """Write ASCII text atomically, in the way Spark writes its checkpoints."""
         managers = streaming_class(self._session, "CheckpointFileManager", "checkpointing")
         manager = managers.create(self._path(""), self._conf)
         manager.mkdirs(self._path(folder))

@@ -1,5 +1,5 @@
 """
-Read the facts about a classic frame that PySpark does not expose.
+Read facts about a classic frame that PySpark does not expose.
 
 That is what it is grouped by, the nodes of its plan, its size, and the ids of its columns.
 
@@ -54,13 +54,13 @@ _UNKNOWN_BYTES = 1 << 50
 
 
 def grouping_text(grouped: GroupedData) -> str:
-    """Return Spark's text for `df.groupBy(...)`, with the kind of grouping."""
+    """Return Spark's description of `df.groupBy(...)`, which names the kind of grouping."""
     text: str = grouped._jgd.toString()
     return text
 
 
 def grouping_columns(grouped: GroupedData) -> list[tuple[Column, str | None]]:
-    """Return each key of `df.groupBy(...)`, with its input column or None."""
+    """Return each key of `df.groupBy(...)` with its input column, or None for an expression."""
     to_column = column_maker(grouped._df.sparkSession)
     return [
         (ClassicColumn(to_column(key)), _input_name(key))
@@ -69,7 +69,7 @@ def grouping_columns(grouped: GroupedData) -> list[tuple[Column, str | None]]:
 
 
 def _input_name(expression: JavaObject) -> str | None:
-    """Return a grouping expression's name if it is a plain input column, or None."""
+    """Return the name of a grouping expression if it is a plain input column, otherwise None."""
     kind = expression.getClass().getSimpleName()
     if kind == "AttributeReference":
         name: str = expression.name()
@@ -82,7 +82,7 @@ def _input_name(expression: JavaObject) -> str | None:
 
 
 def refuse_unread_types(frame: DataFrame) -> None:
-    """Reject a classic frame with a column of a type that this version of PySpark cannot read."""
+    """Reject a classic frame with a column type that this version of PySpark cannot read."""
     try:
         _ = frame.schema
     except PySparkException:
@@ -101,7 +101,7 @@ def refuse_unread_types(frame: DataFrame) -> None:
 
 
 def streaming_nodes(frame: DataFrame) -> Iterator[tuple[str, int]]:
-    """Yield the names of the streaming nodes of a plan, with the number of streaming children."""
+    """Yield the streaming nodes of a plan by name, each with its number of streaming children."""
     pending = [_analyzed(frame)]
     while pending:
         node = pending.pop()
@@ -111,7 +111,7 @@ def streaming_nodes(frame: DataFrame) -> Iterator[tuple[str, int]]:
 
 
 def input_bytes(frame: DataFrame) -> int | None:
-    """Return the bytes of a micro-batch's input from its plan, if the source knows them."""
+    """Return the size of a micro-batch's input according to its plan, if the source knows it."""
     size = partial(_analyzed_bytes, frame)
     return attempt(Trick.INPUT_SIZE, frame.sparkSession, size)
 
@@ -125,7 +125,7 @@ def _analyzed_bytes(frame: DataFrame) -> int:
 
 
 def empty_stream(session: SparkSession, schema: StructType) -> DataFrame:
-    """Return a stream of *schema* without rows, which only has a plan."""
+    """Return a stream of *schema* that has a plan but no rows."""
     no_rows = session.sparkContext._jsc.emptyRDD().rdd()
     jschema = session._jsparkSession.parseDataType(schema.json())
     return DataFrame(
@@ -134,7 +134,7 @@ def empty_stream(session: SparkSession, schema: StructType) -> DataFrame:
 
 
 def streaming_operators(frame: DataFrame) -> Iterator[str]:
-    """Yield the classes of the streaming nodes of a plan, for example `Aggregate`."""
+    """Yield the classes of the streaming nodes in a plan, for example `Aggregate`."""
     pending = [_analyzed(frame)]
     while pending:
         node = pending.pop()
@@ -144,7 +144,7 @@ def streaming_operators(frame: DataFrame) -> Iterator[str]:
 
 
 def check_streaming(frame: DataFrame) -> None:
-    """Let Spark reject operations that an append-mode stream does not support."""
+    """Have Spark reject operations that an append-mode stream does not support."""
     jvm = jvm_of(frame.sparkSession)
     mode = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
@@ -152,7 +152,7 @@ def check_streaming(frame: DataFrame) -> None:
 
 
 def with_columns_of(shape: DataFrame, frame: DataFrame) -> DataFrame:
-    """Return *frame* with the column ids of *shape*; both have equally many columns."""
+    """Return *frame* with the column ids of *shape*, which has the same number of columns."""
     jvm = jvm_of(frame.sparkSession)
     alias = jvm.org.apache.spark.sql.catalyst.expressions.Alias
     to_column = column_maker(frame.sparkSession)
@@ -184,7 +184,7 @@ _LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 
 
 def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """Return an Arrow table as a frame, for any batch size."""
+    """Convert an Arrow table to a frame, regardless of the configured batch size."""
     if not _CREATES_OF_ARROW:
         limit = ArrowLimits.of(session).records
         batches = batches_of(table.cast(arrow_schema(schema)))
@@ -200,13 +200,13 @@ def frame_of_arrow(session: SparkSession, table: pa.Table, schema: StructType) -
 
 
 def frame_of_few_rows(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """Return a small Arrow table as a frame, with fewer calls than `createDataFrame`."""
+    """Convert a small Arrow table to a frame, with fewer calls than `createDataFrame`."""
     frame = attempt(Trick.ARROW_FRAMES, session, lambda: _sent(session, table, schema))
     return frame_of_arrow(session, table, schema) if frame is None else frame
 
 
 def _sent(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
-    """Create the frame as PySpark's `SparkConversionMixin._create_from_arrow_table` does."""
+    """Create the frame in the same way as `SparkConversionMixin._create_from_arrow_table`."""
     if table.schema.types != arrow_schema(schema).types:
         raise Unfit("the rows have other types than the output")
     if session.conf.get(_LARGE_TYPES, "false") == "true":
@@ -221,7 +221,7 @@ def _filled(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
 def _frame_of_batches(
     session: SparkSession, batches: list[pa.RecordBatch], schema: StructType
 ) -> DataFrame:
-    """Return batches as a frame; if they are large, each is a partition."""
+    """Convert batches to a frame; large batches become one partition each."""
     context: Any = session.sparkContext
     jvm: JavaObject = jvm_of(session)
     utils: JavaObject = jvm.PythonSQLUtils
@@ -239,7 +239,7 @@ def _frame_of_batches(
 
 class ArrowBatches:
     """
-    The batches of the Python jobs of one query.
+    The Arrow batches of one query's Python jobs.
 
     Thread: Spark's thread of the query.
     """
@@ -250,7 +250,7 @@ class ArrowBatches:
     @contextmanager
     def not_measured(self, rows: DataFrame, columns: Hashable) -> Iterator[None]:
         """
-        Let Spark only count a batch's rows, in all of the session's jobs during the block.
+        Make Spark limit batches by row count only, for all of the session's jobs in the block.
 
         Nothing changes where a batch may reach the limit in bytes, where the user has set that
         limit, and on Connect, where the session may be the user's own.
@@ -267,7 +267,7 @@ class ArrowBatches:
 
 
 def _fits(session: SparkSession, rows: DataFrame) -> bool:
-    """Return whether batches of these rows stay below the limit in bytes."""
+    """Return whether batches of these rows stay below the byte limit."""
     try:
         size = row_bytes(arrow_schema(rows.schema))
     except PySparkException:  # a type that Arrow lacks: an error where the job is made

@@ -1,5 +1,5 @@
 """
-The JVM of a classic session, reached through py4j, without types.
+The JVM of a classic session, accessed through py4j, without types.
 
 Spark Connect does not have a JVM to ask: callers check `is_connect` first.
 """
@@ -25,22 +25,22 @@ _STREAMING: Final = f"{_SQL}.execution.streaming"
 
 
 def is_connect(subject: object) -> bool:
-    """Return whether an object of PySpark belongs to a session of Spark Connect."""
+    """Return whether a PySpark object belongs to a Spark Connect session."""
     return any(cls.__module__.startswith(_CONNECT) for cls in type(subject).__mro__)
 
 
 def jvm_of(session: SparkSession) -> JavaObject:
-    """Return the JVM of *session*, whose attributes are Java's packages and classes."""
+    """Return the JVM of *session*; its attributes are Java packages and classes."""
     return session._jvm
 
 
 def java_class(session: SparkSession, name: str) -> JavaObject:
-    """Return a class of the JVM by its full name."""
+    """Return a class from the JVM by its full name."""
     return getattr(jvm_of(session), name)
 
 
 def scala_object(session: SparkSession, name: str) -> JavaObject:
-    """Return the instance of a Scala `object`, by its full name."""
+    """Return the instance of a Scala `object` by its full name."""
     return getattr(java_class(session, f"{name}$"), "MODULE$")
 
 
@@ -51,19 +51,19 @@ def empty_array(session: SparkSession, name: str) -> JavaObject:
 
 
 def streaming_class(session: SparkSession, name: str, part: str = "runtime") -> JavaObject:
-    """Return a class of Spark's streaming engine; *part* is its subpackage since Spark 4.1."""
+    """Return a class of Spark's streaming engine; *part* is its subpackage as of Spark 4.1."""
     newer = java_class(session, f"{_STREAMING}.{part}.{name}")
     return newer if _is_class(newer) else java_class(session, f"{_STREAMING}.{name}")
 
 
 def classic_class(session: SparkSession, name: str) -> JavaObject:
-    """Return a class of the classic session; its package differs before Spark 4.0."""
+    """Return a class of the classic session, whose package is different before Spark 4.0."""
     newer = java_class(session, f"{_SQL}.classic.{name}")
     return newer if _is_class(newer) else java_class(session, f"{_SQL}.{name}")
 
 
 def column_maker(session: SparkSession) -> Callable[[JavaObject], JavaObject]:
-    """Return a JVM function that converts an expression to a column."""
+    """Return a function of the JVM that converts an expression to a column."""
     utils = java_class(session, f"{_SQL}.classic.ExpressionUtils")
     maker: JavaObject = utils.column if _is_class(utils) else java_class(session, f"{_SQL}.Column")
     return cast("Callable[[JavaObject], JavaObject]", maker)
@@ -75,7 +75,7 @@ def _is_class(found_by_name: JavaObject) -> bool:
 
 
 def settings_of(session: SparkSession) -> Mapping[str, str]:
-    """Return a session's settings; PySpark offers this only since 4.0."""
+    """Return a session's settings, which PySpark itself exposes only since 4.0."""
     if is_connect(session) or hasattr(type(session.conf), "getAll"):
         settings: Mapping[str, str] = session.conf.getAll
         return settings
@@ -84,12 +84,12 @@ def settings_of(session: SparkSession) -> Mapping[str, str]:
 
 
 def session_id(session: SparkSession) -> str:
-    """Return the id of a classic session; several Python objects may represent one session."""
+    """Return the id of a classic session, which several Python objects may represent."""
     return str(session._jsparkSession.sessionUUID())
 
 
 def query_of(session: SparkSession) -> str:
-    """Return Spark's id of the query whose micro-batch this thread runs, or ""."""
+    """Return Spark's id of the query whose micro-batch runs in this thread, or ""."""
     return session.sparkContext.getLocalProperty(_QUERY_ID) or ""
 
 
@@ -103,7 +103,7 @@ def with_setting(
     session: SparkSession, key: str, value: str, *, unless_set: bool = False
 ) -> Iterator[None]:
     """
-    Change a setting of a classic session temporarily.
+    Temporarily change a setting of a classic session.
 
     What is set meanwhile stays, and with *unless_set* what was set before.
     """

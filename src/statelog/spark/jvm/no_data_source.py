@@ -1,5 +1,5 @@
 """
-A streaming source without rows, for no-data batches and for figures in Spark's progress.
+A streaming source without rows: it triggers no-data batches and adds figures to progress.
 
 Spark plans a micro-batch when the offset of a source has changed.  This source is added to the
 user's, and Spark asks it for its offset at each trigger, on the thread of the query.  It answers in
@@ -40,27 +40,27 @@ _CONNECTOR = "org.apache.spark.sql.connector"
 
 
 class NoDataTriggers(Protocol):
-    """Decides on a query's no-data batches, and provides the figures of its micro-batches."""
+    """Decides when a query's no-data batches are due, and provides figures of its micro-batches."""
 
     def is_due(self, *, run_ends: bool) -> bool:
         """
-        Return whether a micro-batch is due at this trigger, with data or without.
+        Return whether this trigger should run a micro-batch, with data or without.
 
         With *run_ends* the run ends when its data does (Trigger.AvailableNow).
         """
 
     def figures(self) -> Mapping[str, str]:
-        """Return the figures of the newest micro-batch; empty while it runs."""
+        """Return the figures of the newest micro-batch; empty while one is running."""
 
     def stopped(self) -> None:
         """Record that the query has ended."""
 
 
 class _PythonObject:
-    """The methods of Java's `Object`, for Python objects that Spark stores."""
+    """Java's `Object` methods, for Python objects that Spark stores."""
 
     def hashCode(self) -> int:
-        """Return a hash for Spark's maps of sources."""
+        """Return a hash code, for Spark's maps of sources."""
         return id(self) & 0x7FFFFFFF
 
     def equals(self, other: object) -> bool:
@@ -68,13 +68,13 @@ class _PythonObject:
         return other is self
 
     def toString(self) -> str:
-        """Return the description in the query's progress."""
+        """Return the description that appears in the query's progress."""
         return _DESCRIPTION
 
 
 class NoDataStream(_PythonObject):
     """
-    Spark's `MicroBatchStream` of the source.
+    The source's implementation of Spark's `MicroBatchStream`.
 
     Thread: Spark's thread of the query; `hashCode`, `equals` and `toString` any thread.
     """
@@ -94,7 +94,7 @@ class NoDataStream(_PythonObject):
         )
 
     def latestOffset(self, start: JavaObject = None, limit: JavaObject = None) -> JavaObject:
-        """Return *start* if no micro-batch is due; None before the first one."""
+        """Return *start* if no micro-batch is due; return None before the first one."""
         offset = start.json()
         if self._triggers.is_due(run_ends=self._run_ends):
             return self._offset(_count(offset) + 1)
@@ -108,30 +108,30 @@ class NoDataStream(_PythonObject):
         return self._initial
 
     def deserializeOffset(self, json: str) -> JavaObject:
-        """Parse an offset from *json*; older queries use `rate-micro-batch` offsets."""
+        """Parse an offset from *json*; older queries contain `rate-micro-batch` offsets."""
         return self._offset_of(json)
 
     def getDefaultReadLimit(self) -> JavaObject:
-        """Return no limit."""
+        """Return the read limit that means no limit."""
         return self._no_limit.allAvailable()
 
     def reportLatestOffset(self) -> None:
-        """Return None: there is no data to report."""
+        """Return None: the source does not have data to report."""
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix no offset, so that timers of the last rows fire."""
+        """Do not fix an end offset, so that timers set by the last rows can still fire."""
         self._run_ends = True
 
     def planInputPartitions(self, start: JavaObject, end: JavaObject) -> JavaObject:
-        """Return no partition."""
+        """Return an empty list of partitions."""
         return self._no_partitions
 
     def createReaderFactory(self) -> JavaObject:
-        """Return a factory that is never called."""
+        """Return a factory that Spark never calls."""
         return self._factory
 
     def metrics(self, latest_consumed: JavaObject) -> JavaObject:
-        """Return the figures of the micro-batch that has ended, for the query's progress."""
+        """Return the figures of the last micro-batch, for the query's progress."""
         jvm = jvm_of(self._session)
         properties = jvm.java.util.Properties()  # a map of texts, filled by one call
         lines = [f"{name}={figure}" for name, figure in self._triggers.figures().items()]
@@ -140,10 +140,10 @@ class NoDataStream(_PythonObject):
         return properties
 
     def commit(self, end: JavaObject) -> None:
-        """Do nothing: there is no data to free."""
+        """Do nothing: the source does not have data to free."""
 
     def stop(self) -> None:
-        """Notify that the query has ended."""
+        """Report that the query has ended."""
         self._triggers.stopped()
 
     class Java:  # the name that py4j requires
@@ -155,7 +155,7 @@ class NoDataStream(_PythonObject):
 
 
 class _NoDataTable(_PythonObject):
-    """Spark's `Table`, `ScanBuilder` and `Scan` around a `NoDataStream`."""
+    """Spark's `Table`, `ScanBuilder` and `Scan` interfaces for a `NoDataStream`."""
 
     def __init__(self, session: SparkSession, stream: NoDataStream) -> None:
         self._stream = stream
@@ -208,7 +208,7 @@ class _NoDataTable(_PythonObject):
 
 
 def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
-    """Return *frame* with the source of *stream* added as its last source."""
+    """Return *frame* with *stream* added as its last source."""
     session = frame.sparkSession
     jvm = jvm_of(session)
     ensure_callback_server_started(session.sparkContext._gateway)
@@ -228,7 +228,7 @@ def with_no_data_source(frame: DataFrame, stream: NoDataStream) -> DataFrame:
 
 
 def _count(offset: str) -> int:
-    """Return the number of no-data batches in an offset; 0 for other sources."""
+    """Return the number of no-data batches in an offset, which is 0 for other sources."""
     try:
         count = msgspec.json.decode(offset, type=dict[str, int]).get(_COUNT, 0)
     except msgspec.MsgspecError:

@@ -1,5 +1,5 @@
 """
-Create the frame of a Python job with few calls to the JVM.
+Create the frame of a Python job with only a few calls to the JVM.
 
 `DataFrame.mapInArrow` makes some thirty calls to the JVM.  Most of them give the same in each
 micro-batch: types, settings, the environment of the workers, the columns of the input.  They are
@@ -87,7 +87,7 @@ class QueryNumbers:
         self._numbers: dict[str, int] = {}
 
     def number(self, query: str, most: int, is_active: Callable[[str], bool]) -> int | None:
-        """Return a query's number, starting at 0; None if *most* active queries have numbers."""
+        """Return a query's number, counted from 0, or None if *most* active queries have one."""
         with self._lock:
             if query not in self._numbers:
                 self._numbers = {
@@ -105,7 +105,7 @@ _numbers = QueryNumbers()
 
 class OwnWorkers:
     """
-    Creates the functions and frames of jobs whose tasks have dedicated workers.
+    Creates the functions and frames of jobs whose tasks have dedicated Python workers.
 
     On several hosts, or with the tasks of many queries, there would be many idle workers.  So all
     tasks have workers of their own in local mode only, while the cores are enough for the tasks of
@@ -138,7 +138,7 @@ class OwnWorkers:
         self._of_plan = classic_class(session, "Dataset").ofRows
 
     def _owner(self, session: SparkSession) -> str:
-        """Return the name that assigns workers to this query."""
+        """Return the name under which workers are assigned to this query."""
         query = query_of(session)
         if not query:
             return _NO_QUERY
@@ -152,7 +152,7 @@ class OwnWorkers:
 
     def environments(self, tasks: int) -> list[JavaObject]:
         """
-        Return the environment of each task's workers.
+        Return the environment variables for the workers of each task.
 
         None if the tasks have to share workers.
         """
@@ -163,7 +163,7 @@ class OwnWorkers:
         return self._environments[:tasks]
 
     def frame(self, job: DataFrame, functions: Sequence[JavaObject]) -> DataFrame:
-        """Return the frame of a `mapInArrow` job whose tasks run these JVM functions."""
+        """Return the frame of a `mapInArrow` job whose tasks run the given JVM functions."""
         plan = executed_plan(job.sparkSession, job._jdf)
         if plan.nodeName() not in _JOBS:
             raise Unfit(f"the plan of the job is {plan.nodeName()}")
@@ -194,7 +194,7 @@ ArrowFunction: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Reco
 @dataclass(frozen=True, slots=True)
 class _Template:
     """
-    The common part of all jobs over inputs with the same columns.
+    What all jobs have in common whose inputs have the same columns.
 
     Args:
         function_class: The JVM's class of a Python function.
@@ -222,7 +222,7 @@ class _Template:
     most_bytes: int
 
     def frame(self, rows: DataFrame, function: ArrowFunction, tasks: int) -> DataFrame:
-        """Return the frame of a job; reject a function that only `mapInArrow` can send."""
+        """Return the frame of a job; reject a function that can only be sent by `mapInArrow`."""
         if self.environment != _environment(rows):
             raise Unfit("the environment of the workers has changed")
         command = self._pickled(rows, function)
@@ -265,7 +265,7 @@ class _Template:
 
 class PythonJobs:
     """
-    Creates the frames of a query's Python jobs that return rows of one schema.
+    Creates the frames of a query's Python jobs, which all return rows of one schema.
 
     Thread: Spark's thread of the query.
     """
@@ -277,7 +277,7 @@ class PythonJobs:
     def frame(
         self, rows: DataFrame, function: ArrowFunction, columns: Hashable, *, tasks: int
     ) -> DataFrame:
-        """Return the same frame as `rows.mapInArrow(function, output)`."""
+        """Return the frame that `rows.mapInArrow(function, output)` would return."""
 
         def made() -> DataFrame | None:
             if columns not in self._templates:
@@ -296,7 +296,7 @@ def _environment(rows: DataFrame) -> tuple[dict[str, str], list[str]]:
 
 
 def _template(rows: DataFrame, function: ArrowFunction, output: StructType | str) -> _Template:
-    """Return the part that later jobs reuse; reject sessions in which PySpark does more."""
+    """Return the part that later jobs can reuse; reject sessions where PySpark does more."""
     context = rows.sparkSession.sparkContext
     if context.profiler_collector is not None:
         raise Unfit("a profiler is on")
@@ -344,7 +344,7 @@ _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 
 def executed_plan(session: SparkSession, frame: JavaObject) -> JavaObject:
     """
-    Return the plan of a JVM frame, without adaptive execution.
+    Return the physical plan of a JVM frame, without adaptive execution.
 
     That would hide the shuffle, decide on the number of partitions, and run the shuffle, and wait
     for it, where the rows are asked for as an RDD.
@@ -355,7 +355,7 @@ def executed_plan(session: SparkSession, frame: JavaObject) -> JavaObject:
 
 def begin_shuffle(shuffle: JavaObject) -> None:
     """
-    Run a shuffle node's job in the background.
+    Start the job of a shuffle node in the background.
 
     `submitShuffleJob` of Spark 4 leaves that to another thread.  If the job that reads the shuffle
     is submitted before that thread comes to it, Spark's scheduler fails and ends the SparkContext.
@@ -367,7 +367,7 @@ def begin_shuffle(shuffle: JavaObject) -> None:
 
 class PlanCopies:
     """
-    Copies plan nodes, whose number of arguments depends on the Spark version.
+    Copies plan nodes, whose number of arguments depends on Spark's version.
 
     Source: TreeNode.makeCopy (Spark).
     """
@@ -378,17 +378,17 @@ class PlanCopies:
         self._map = getattr(jvm.scala.collection.immutable, "Map$Map1")
 
     def arguments(self, node: JavaObject) -> JavaObject:
-        """Return a node's arguments as a JVM array, for its `makeCopy`."""
+        """Return a node's arguments as a JVM array that its `makeCopy` accepts."""
         arguments = self._new_array(self._object, node.productArity())
         node.productIterator().copyToArray(arguments)
         return arguments
 
     def with_argument(self, node: JavaObject, index: int, value: JavaObject) -> JavaObject:
-        """Return a copy of a node with a different argument at a position."""
+        """Return a copy of a node with the argument at one position replaced."""
         arguments = self.arguments(node)
         arguments[index] = value
         return node.makeCopy(arguments)
 
     def with_node(self, plan: JavaObject, node: JavaObject, other: JavaObject) -> JavaObject:
-        """Return a copy of a plan in which *other* replaces *node*."""
+        """Return a copy of a plan with *node* replaced by *other*."""
         return plan.transformUp(self._map(node, other))  # a map is a partial function

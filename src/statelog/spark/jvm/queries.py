@@ -1,5 +1,5 @@
 """
-Read facts about queries that only the JVM knows.
+Read facts about queries that are known only in the JVM.
 
 That is which sources share a log, the watermark that the next micro-batch would have, whether a
 query still runs, and the parts of Spark's writer and query that PySpark's classes wrap.
@@ -56,7 +56,7 @@ class RunningQuery:
 
     def log_folders(self) -> list[int]:
         """
-        Return for each source the number of its log below `sources/`.
+        Return, for each source, the number of its log below `sources/`.
 
         Spark numbers the sources in their order; a source that is used twice has one number.
         """
@@ -66,12 +66,12 @@ class RunningQuery:
         return [distinct.index(index) for index in first]
 
     def watermark_ms(self) -> int:
-        """Return the watermark of the micro-batch that the next trigger would run."""
+        """Return the watermark that the next trigger's micro-batch would have."""
         watermark_ms: int = self._running().watermarkTracker().currentWatermark()
         return watermark_ms
 
     def last_watermark_ms(self) -> int:
-        """Return the watermark of the last planned micro-batch; 0 before the first one."""
+        """Return the watermark of the last planned micro-batch, or 0 before the first one."""
         latest = newest_offsets(self._files)
         return 0 if latest is None else latest.watermark_ms
 
@@ -94,7 +94,7 @@ class RunningQuery:
 
 
 def _is_running(session: SparkSession, query_id: str) -> bool:
-    """Return whether a query is active in any session, unlike `streams.active`."""
+    """Return whether a query is active in any session, not only this one as in `streams.active`."""
     running = session._jsparkSession.sharedState().activeStreamingQueries()
     query = running.get(jvm_of(session).java.util.UUID.fromString(query_id))
     return query is not None and bool(query.isActive())
@@ -102,7 +102,7 @@ def _is_running(session: SparkSession, query_id: str) -> bool:
 
 def is_active(frame: DataFrame) -> bool:
     """
-    Return whether a micro-batch's query is still running.
+    Return whether the query of a micro-batch is still running.
 
     False if that is unknown.
     """
@@ -120,18 +120,18 @@ def is_active(frame: DataFrame) -> bool:
 
 
 def is_observed(observation: Observation) -> bool:
-    """Return whether an action has given a classic observation its values."""
+    """Return whether an action has filled in a classic observation."""
     reported: JavaObject = observation._jo.future()  # type: ignore[union-attr]
     return bool(reported.isCompleted())
 
 
 def jvm_query(query: StreamingQuery) -> JavaObject:
-    """Return the JVM object of a classic query, for a second PySpark object."""
+    """Return the JVM object of a classic query, so that a second PySpark object can be created."""
     return query._jsq
 
 
 def wait_for_end(query: StreamingQuery) -> Callable[[], None]:
-    """Return a thread-safe function that waits for a query's end and raises its error."""
+    """Return a thread-safe function that waits until a query ends and raises its error."""
     running: JavaObject = query._jsq
     wait: Callable[[], None] = running.awaitTermination
     return wait
@@ -143,7 +143,7 @@ def write_instead(writer: DataStreamWriter, frame: DataFrame) -> None:
 
 
 def start_query(writer: DataStreamWriter, checkpoint: str, files: QueryFiles) -> StreamingQuery:
-    """Start the query of a classic writer at a checkpointLocation, with Spark's errors."""
+    """Start the query of a classic writer at a checkpointLocation; raises Spark's own errors."""
     writer._jwrite = writer._jwrite.option("checkpointLocation", checkpoint)
     if not files.url.startswith(LOCAL):
         return writer._sq(writer._jwrite.start())

@@ -1,5 +1,5 @@
 """
-Access Spark's file sink, its formats, and the tables of its catalogs.
+Access Spark's file sink and file formats, and the tables in its catalogs.
 
 PySpark does not have a call for a sink and a micro-batch, looks formats up only when rows are
 written, and does not know the partitions of a table.
@@ -32,7 +32,7 @@ _IGNORE_LOG: Final = "spark.sql.streaming.fileStreamSink.ignoreMetadata"
 
 
 def is_format_of_files(session: SparkSession, source: str) -> bool:
-    """Return whether a format is file-based."""
+    """Return whether a format stores files."""
     jvm = jvm_of(session)
     conf = session._jsparkSession.sessionState().conf()
     lookup = jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource
@@ -47,7 +47,7 @@ def is_format_of_files(session: SparkSession, source: str) -> bool:
 
 
 class FileStreamSink:
-    """Spark's file sink, created as Spark's `DataStreamWriter` creates it."""
+    """Spark's file sink, created in the same way as by Spark's `DataStreamWriter`."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class FileStreamSink:
         self._sink: JavaObject = data_source.createSink(*of_sink)
 
     def add(self, entry: int, frame: DataFrame) -> None:
-        """Write a micro-batch as an entry of the folder's log."""
+        """Write a micro-batch as an entry in the folder's log."""
         self._sink.addBatch(entry, frame._jdf)
 
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
     """
-    A table of the session's own catalog, as stored there.
+    A table in the session's own catalog, in its stored form.
 
     Args:
         schema: Its columns, with the partitions at the end; empty where the catalog has none.
@@ -103,7 +103,7 @@ class FileTable:
 
 
 class Tables:
-    """The tables of a session's catalogs."""
+    """The tables in a session's catalogs."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -111,19 +111,19 @@ class Tables:
         self._state: JavaObject = session._jsparkSession.sessionState()
 
     def parts(self, name: str) -> list[str]:
-        """Return the parts of a dotted name, as Spark parses it."""
+        """Split a dotted name into its parts, as Spark parses it."""
         return [str(part) for part in elements(self._parsed(name))]
 
     def is_temporary_view(self, name: str) -> bool:
-        """Return whether a temporary view has this name."""
+        """Return whether this is the name of a temporary view."""
         return bool(self._state.catalog().isTempView(self._parsed(name)))
 
     def in_session_catalog(self, name: str) -> bool:
-        """Return whether a table with this name would be in the session's own catalog."""
+        """Return whether a table with this name would belong to the session's own catalog."""
         return str(self._resolve(name)[0].name()) == _SESSION_CATALOG
 
     def load(self, name: str) -> tuple[str, JavaObject] | None:
-        """Return a table's format or "", and its CatalogTable in the session's catalog, or None."""
+        """Return a table's format or "", and its CatalogTable in the session's catalog or None."""
         catalog, identifier = self._resolve(name)
         if not catalog.tableExists(identifier):
             return None
@@ -132,14 +132,14 @@ class Tables:
         return (table.properties().get("provider") or "").lower(), entry
 
     def ddl(self, schema: StructType) -> str:
-        """Return columns as DDL, each nullable."""
+        """Return the columns as DDL, all of them nullable."""
         types = self._jvm.org.apache.spark.sql.types.DataType
         text: str = types.fromJson(schema.json()).asNullable().toDDL()
         return text
 
     def create(self, statement: str) -> None:
         """
-        Run CREATE TABLE, ignoring a streaming sink's log in the table's folder.
+        Run CREATE TABLE, ignoring the log of a streaming sink in the table's folder.
 
         With the log, Spark takes the partition columns for columns of the files too, and stores the
         table without columns and partitions.
@@ -149,7 +149,7 @@ class Tables:
         session.sql(statement)
 
     def of_files(self, entry: JavaObject) -> FileTable:
-        """Return a file-based table of the session's catalog by its CatalogTable."""
+        """Return a file-based table in the session's catalog, given its CatalogTable."""
         properties = entry.storage().properties()
         catalog = self._state.catalog()
         identifier = entry.identifier()
@@ -165,7 +165,7 @@ class Tables:
         )
 
     def read_columns(self, name: str) -> tuple[StructType, tuple[str, ...]]:
-        """Return the columns and partitions of a file-based table, as stored in its files."""
+        """Return the columns and partitions of a file-based table, as its files store them."""
         relation = self._session.table(name)._jdf.queryExecution().analyzed().collectLeaves()
         files = relation.head().relation()
         return _schema(files.schema()), tuple(_schema(files.partitionSchema()).names)
@@ -174,7 +174,7 @@ class Tables:
         return self._state.sqlParser().parseMultipartIdentifier(name)
 
     def _resolve(self, name: str) -> tuple[JavaObject, JavaObject]:
-        """Return the catalog of a name, and the name's identifier there."""
+        """Return the catalog that a name belongs to, and the name's identifier in it."""
         resolved = self._state.analyzer().CatalogAndIdentifier().unapply(self._parsed(name)).get()
         return resolved._1(), resolved._2()
 

@@ -1,5 +1,5 @@
 """
-Tricks: faster ways through Spark's internals, each with a plain alternative.
+Tricks: faster routes through Spark's internals, each with a plain alternative.
 
 A trick is used unless `spark.statelog.jvm.<trick>` is false in the session.  Where a Spark, such as
 that of a managed platform, does not have what a trick needs, or an input does not fit it, the plain
@@ -30,7 +30,7 @@ SWITCH_PREFIX: Final = "spark.statelog.jvm."
 
 
 class Trick(Enum):
-    """The tricks, named like their switches."""
+    """The tricks, named after their switches."""
 
     PYTHON_JOBS = "pythonJobs"
     """Make a Python job of the parts of an earlier one; else `mapInArrow` makes each."""
@@ -53,16 +53,16 @@ class Trick(Enum):
 
     @property
     def switch(self) -> str:
-        """The setting of the session that turns the trick off."""
+        """The session setting that turns the trick off."""
         return f"{SWITCH_PREFIX}{self.value}"
 
 
 class Unfit(Exception):  # noqa: N818
-    """A trick does not work for an input; the message says why."""
+    """A trick does not work for an input; the message gives the reason."""
 
 
 def is_switch(key: str, value: str) -> bool:
-    """Return whether a setting of the session is the switch of a trick, and check it."""
+    """Return whether a session setting is a trick's switch, and check its value."""
     if not key.startswith(SWITCH_PREFIX):
         return False
     if key not in [trick.switch for trick in Trick]:
@@ -75,7 +75,7 @@ def is_switch(key: str, value: str) -> bool:
 
 
 def attempt(trick: Trick, session: SparkSession, action: Callable[[], _T]) -> _T | None:
-    """Return the result of *action*, or None to use the plain way."""
+    """Return the result of *action*, or None if the plain alternative must be used."""
     if is_connect(session) or not _is_on(trick, session) or _fallbacks.is_lacking(trick, session):
         return None
     try:
@@ -103,7 +103,7 @@ _NOT_COPIED: Final = "Failed to copy node"
 
 
 def is_lacking(error: Exception) -> bool:
-    """Return whether an error says that this version of Spark lacks a feature."""
+    """Return whether an error means that this version of Spark lacks a feature."""
     if isinstance(error, Py4JJavaError):
         failed: JavaObject = error.java_exception
         kinds = _superclasses(failed.getClass())
@@ -118,7 +118,7 @@ def is_lacking(error: Exception) -> bool:
 
 
 def _is_of_pyspark(owner: object) -> bool:
-    """Return whether a module, a class or an object belongs to PySpark."""
+    """Return whether a module, class or object is part of PySpark."""
     if isinstance(owner, ModuleType):
         name = owner.__name__
     else:
@@ -136,7 +136,7 @@ def _superclasses(kind: JavaObject) -> list[str]:
 
 class _Fallbacks:
     """
-    The tricks that this process's queries cannot use, each logged once per query.
+    The tricks that this process's queries cannot use; each is logged once per query.
 
     Thread: any.
     """
@@ -149,11 +149,11 @@ class _Fallbacks:
         self._lacking: set[tuple[str, Trick]] = set()
 
     def is_lacking(self, trick: Trick, session: SparkSession) -> bool:
-        """Return whether the current query has found that Spark lacks a trick."""
+        """Return whether the current query has already found that Spark lacks a trick."""
         return bool(self._lacking) and (query_of(session), trick) in self._lacking
 
     def report_lacking(self, trick: Trick, session: SparkSession, error: Exception) -> None:
-        """Log that Spark lacks a trick, and do not try it again in this query."""
+        """Log that Spark lacks a trick, and do not use it again in this query."""
         reason = f"this version of Spark lacks a required feature: {error!s:.300}"
         self.report(trick, session, reason, logging.WARNING)
         query = query_of(session)

@@ -1,5 +1,5 @@
 """
-Decisions about a stateful query that are made once, before it runs.
+The decisions about a stateful query that are made once, before it runs.
 
     session              what differs between a classic session and one of Spark Connect
     face                 the forms in which processors get rows and state

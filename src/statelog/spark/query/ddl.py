@@ -72,7 +72,7 @@ class _Parser:
         return tokens
 
     def schema(self) -> T.StructType:
-        """Read the whole text as columns or as a `struct<...>`."""
+        """Parse the whole text as a list of columns or as `struct<...>`."""
         if self._peek() == "struct" and self._tokens[1:2] == ["<"]:
             self._take("struct", "<")
             fields = self._fields(">")
@@ -93,7 +93,7 @@ class _Parser:
         return self._tokens[self._position - 1]
 
     def _take(self, *words: str) -> bool:
-        """Read *words* if they come next."""
+        """Consume *words* if they come next."""
         coming = [
             token.lower() for token in self._tokens[self._position : self._position + len(words)]
         ]
@@ -125,7 +125,7 @@ class _Parser:
                 return fields
 
     def _numbers(self) -> list[int]:
-        """Read a list of numbers in brackets, if there is one."""
+        """Read an optional list of numbers in parentheses."""
         numbers: list[int] = []
         if self._take("("):
             while True:

@@ -1,5 +1,5 @@
 """
-Collect the declarations of a processor: state variables and extension features.
+Collect what a processor declares: its state variables, and its use of extensions.
 
 `init` of the processor runs once on the driver, and what it asks for is noted.  Timers are a
 variable of statelog, and extensions may add variables.
@@ -45,12 +45,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,99}")
 
 
 def is_name(name: object) -> bool:
-    """Return whether an extension may declare and store *name*."""
+    """Return whether extensions can use *name* in declarations and in stored objects."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 class DriverHandle(StateVariables):
-    """The handle that `init` gets once on the driver, to record the state variables."""
+    """The handle that `init` receives once on the driver, which records the state variables."""
 
     def __init__(self, parse: Callable[[str], StructType], has_ttl: bool) -> None:
         self._parse = parse
@@ -77,11 +77,11 @@ class DriverHandle(StateVariables):
         return declaration.calls()[method]
 
     def declared(self) -> dict[str, object]:
-        """Return the declarations that `init` made to extensions, by extension name."""
+        """Return what `init` declared to extensions, by extension name."""
         return {name: noted.declared() for name, noted in self._declarations.items()}
 
     def _variable(self, variable: WantedVariable) -> object:
-        """Declare a state variable; `init` cannot use the result, because it has no key."""
+        """Declare a state variable; `init` cannot use the returned object without a key."""
         name = variable.name
         self._check_name(name)
         self._check_time_to_live(name, variable.ttl_ms)
@@ -130,32 +130,32 @@ class DriverHandle(StateVariables):
             )
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Declare a deletion; the tasks empty a variable that `init` declares again."""
+        """Declare a deletion; if `init` declares the variable again, the tasks empty it."""
         check_not_reserved(stateName)
         self.deleted.add(stateName)
         # What was asked for before is refused on use; asked for again, it may be another kind.
         self.states = [state for state in self.states if state.name != stateName]
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Raise: there is no current key."""
+        """Raise an error: `init` runs without a current key."""
         raise UsageError("timers belong to a key; register them while rows are handled")
 
     deleteTimer = registerTimer
 
     def listTimers(self) -> Iterator[int]:
-        """Raise: there is no current key."""
+        """Raise an error: `init` runs without a current key."""
         raise UsageError("timers belong to a key; list them while rows are handled")
 
 
 def check_not_reserved(name: str) -> None:
-    """Raise `UsageError` if statelog reserves *name*."""
+    """Raise `UsageError` if *name* is reserved by statelog."""
     if name.startswith("$"):
         raise UsageError(f"state name {name!r} is reserved; it cannot be deleted")
 
 
 class Declared(NamedTuple):
     """
-    The declarations that a processor makes in `init`.
+    What a processor declares in `init`.
 
     Its state, and what it declares to extensions, by name.
     """
@@ -172,7 +172,7 @@ def declared_by(
     *,
     time_mode: str,
 ) -> Declared:
-    """Run `init` and `close` of a copy of *processor*, and return its declarations."""
+    """Run `init` and `close` on a copy of *processor*, and return what it declares."""
     trial: Any = copy_of(processor)
     handle = face_of(trial).driver_handle(parse, time_mode == "processingtime")
     method = "init"
@@ -194,7 +194,7 @@ def declared_by(
 
 
 def with_added(schema: OperatorStateSchema, settings: QuerySettings) -> OperatorStateSchema:
-    """Return a schema with the variables that extensions add; see `ExtensionRow.variables`."""
+    """Add the variables of extensions to a schema; see `ExtensionRow.variables`."""
     added: list[StateDescriptor] = []
     for row in EXTENSIONS:
         if row.variables:
@@ -204,7 +204,7 @@ def with_added(schema: OperatorStateSchema, settings: QuerySettings) -> Operator
 
 class Declaration(Protocol):
     """
-    The declarations to an extension in one call of `init`.
+    What one call of `init` declares to an extension.
 
     The only argument is a parser of schemas; it takes a schema, and what it describes for errors.
     """
@@ -215,30 +215,30 @@ class Declaration(Protocol):
         """Return the methods that the extension adds to the handle."""
 
     def declared(self) -> object:
-        """Return the declarations of `init`."""
+        """Return what `init` declared."""
 
     @staticmethod
     def check(declared: object, before: Sequence[object], settings: QuerySettings) -> None:
-        """Raise `UsageError` if an operator cannot make this declaration."""
+        """Raise `UsageError` if this declaration is not allowed for an operator."""
 
     @staticmethod
     def batch_part(declared: object | None, settings: QuerySettings) -> object | None:
         """
-        Return the part for the tasks over a batch frame.
+        Return the part for tasks that process a batch frame.
 
         Raises `UsageError` where it would not have an effect.
         """
 
 
 def declaration_of(row: ExtensionRow) -> type[Declaration]:
-    """Return the declaration of an extension, which is imported at its first use."""
+    """Return an extension's declaration; the extension is imported when it is first used."""
     return loaded(row.declaration, type)
 
 
 def check_declared(
     declared: Mapping[str, object], before: Sequence[Mapping[str, object]], settings: QuerySettings
 ) -> None:
-    """Raise `UsageError` if an operator cannot make this declaration; see `Declaration.check`."""
+    """Raise `UsageError` if this declaration is not allowed; see `Declaration.check`."""
     for row in EXTENSIONS:
         if row.name in declared:
             earlier = [operator[row.name] for operator in before if row.name in operator]
@@ -246,7 +246,7 @@ def check_declared(
 
 
 def batch_parts(declared: Mapping[str, object], settings: QuerySettings) -> dict[str, object]:
-    """Return the extensions' parts for tasks over a batch frame; see `Declaration.batch_part`."""
+    """Return the extensions' parts for tasks on a batch frame; see `Declaration.batch_part`."""
     parts = {
         row.name: declaration_of(row).batch_part(declared.get(row.name), settings)
         for row in EXTENSIONS

@@ -1,5 +1,5 @@
 """
-The delivery of output rows to the user's sink, and the names of recorded micro-batches.
+Delivery of output rows to the user's sink, and how sinks identify recorded micro-batches.
 
 *staged*: the driver commits the rows with the state and calls the sink after the commit; a replay
 delivers the same rows.  *direct*: the sink evaluates the tasks in one Spark job, and the driver
@@ -32,21 +32,21 @@ Sink = Callable[[DataFrame, int], object]
 
 
 class ClosableSink:
-    """A sink that is closed at the end of its query."""
+    """A sink that is closed when its query ends."""
 
     def close(self) -> None:
-        """Free the sink's resources; a later call opens it again."""
+        """Free the sink's resources; a later call of the sink opens it again."""
 
 
 class Delivery(enum.Enum):
-    """The two ways of delivering output rows; see docs/explanation/guarantees.md."""
+    """The two ways to deliver output rows; see docs/explanation/guarantees.md."""
 
     STAGED = "staged"
     DIRECT = "direct"
 
 
 class FileOutput(enum.Enum):
-    """The two ways of writing files; see docs/how-to/exactly-once-sinks.md."""
+    """The two ways to write files; see docs/how-to/exactly-once-sinks.md."""
 
     EXACTLY_ONCE = "exactly-once"
     APPEND = "append"
@@ -62,18 +62,18 @@ _of_process: dict[str, str] = {}
 
 
 def set_query(query_id: str) -> None:
-    """Store the Spark id of the query whose micro-batches this process runs."""
+    """Store Spark's id of the query whose micro-batches this process runs."""
     _of_process[_QUERY_ID] = query_id
 
 
 def set_batch(frame: DataFrame, batch: DeliveredBatch) -> None:
-    """Store which micro-batch is delivered, for `delivered_batch`."""
+    """Store which micro-batch is being delivered, for `delivered_batch`."""
     _set(frame, _BATCH, f"{batch.timeline} {batch.to_text()}")
 
 
 @contextlib.contextmanager
 def in_sink(frame: DataFrame, name: str) -> Iterator[None]:
-    """Record that an extension's sink is called."""
+    """Record that the sink of an extension is being called."""
     _set(frame, _SIDE, f"-output-{name}")
     try:
         yield
@@ -90,7 +90,7 @@ def _set(frame: DataFrame, key: str, value: str) -> None:
 
 def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
     """
-    Return the micro-batch for which a sink was called, with its history.
+    Return the micro-batch for which the sink is being called, with its history.
 
     Thread: the call's, which has the local properties of the query.
     """
@@ -102,13 +102,13 @@ def delivered_batch(frame: DataFrame, batch_id: int) -> DeliveredBatch:
 
 
 def query_name(frame: DataFrame) -> str:
-    """Return Spark's id of the query, plus the name in an extension's sink."""
+    """Return the query's id in Spark; within the sink of an extension, also the sink's name."""
     return _query_id(frame) + _get(frame, _SIDE)
 
 
 def writer_id(frame: DataFrame) -> str:
     """
-    Return a name under which a `foreachBatch` function can record micro-batch ids.
+    Return the name under which a `foreachBatch` function can record micro-batch ids.
 
     It is Spark's id of the query.  `statelog rewind`, after which the numbers of micro-batches are
     used again, changes it.  In the sink of a side output it has the name of the side output too.

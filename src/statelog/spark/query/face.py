@@ -1,5 +1,5 @@
 """
-`Face`: a form in which processors get rows and state, such as Rows or columns.
+`Face`: the form in which a processor receives rows and state, such as Rows or columns.
 
 The engine asks the face of a processor, and never what class a processor or a state has.  The faces
 are rows of the table below.  To add one: make a `Face` of the functions below, add its line to the
@@ -42,14 +42,14 @@ class AnyProcessor(Protocol):
     """A processor of any face."""
 
     def init(self, handle: Never) -> None:
-        """Create state variables; called once on the driver and once in each task."""
+        """Create the state variables; called once on the driver and once in each task."""
 
     def close(self) -> None:
-        """Release the resources of `init`."""
+        """Release the resources that `init` acquired."""
 
 
 class Methods(NamedTuple):
-    """The names of a processor's methods for rows, for timers and for initial state."""
+    """The names of a processor's methods for rows, timers and initial state."""
 
     rows: str
     timer: str
@@ -59,7 +59,7 @@ class Methods(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Face:
     """
-    The engine's knowledge about the processors of one face.
+    What the engine knows about processors with one face.
 
     Args:
         processor_type: The base class of the processors, whose methods have the parameters that
@@ -104,13 +104,13 @@ PROCESSORS: Final = "a StatefulProcessor or ColumnarProcessor"
 
 
 def face_of(processor: object) -> Face:
-    """Return the face of a processor of `transform_with_state`."""
+    """Return the face of a processor passed to `transform_with_state`."""
     return _face(getattr(type(processor), FACE, "rows"))
 
 
 def pandas_face_of(processor: object) -> Face:
     """
-    Return the face of a processor of pandas frames.
+    Return the face of a processor that uses pandas frames.
 
     Raises `UsageError` for one of another face.
     """

@@ -1,5 +1,5 @@
 """
-Find the input columns that a processor reads, so that Spark skips all other columns.
+Find which input columns a processor reads, so that Spark can skip all others.
 
 The user names them by the setting `inputColumns`; a `ColumnarProcessor` names them itself; for a
 processor of Rows the source code of `handleInputRows` proves them.  The proof follows the rows from
@@ -50,7 +50,7 @@ ReadBy = Callable[[Sequence[str]], "frozenset[str] | None"]
 def columns_to_read(
     columns: Sequence[str], chosen: str | tuple[str, ...], read_by: ReadBy, processor: str
 ) -> frozenset[str]:
-    """Return the input columns that the tasks need; *chosen* is the setting `inputColumns`."""
+    """Return the input columns that the tasks need; *chosen* is the `inputColumns` setting."""
     if not isinstance(chosen, str):
         return named_columns("inputColumns", chosen, columns)
     read = None if chosen == ALL else read_by(columns)
@@ -68,7 +68,7 @@ def columns_to_read(
 
 
 def named_columns(where: str, names: Sequence[str], columns: Sequence[str]) -> frozenset[str]:
-    """Return the columns that the user named in a setting or an attribute, if the input has them."""
+    """Return the columns named in a setting or an attribute, if the input has them."""
     if unknown := [name for name in names if name not in columns]:
         raise UsageError(
             f"{where} names {', '.join(unknown)}, which the input does not have; its columns are "
@@ -99,7 +99,7 @@ def columns_read(function: FunctionType, columns: Collection[str]) -> frozenset[
 
 
 def _source(function: FunctionType) -> ast.FunctionDef | None:
-    """Return a method's parsed source, if it certainly matches *function*."""
+    """Return the parsed source of a method, if it certainly matches *function*."""
     code = function.__code__
     try:
         # The whole file: its imports change instructions, its classes the names like `__private`.
@@ -127,7 +127,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _is_same(a: CodeType, b: CodeType) -> bool:
-    """Return whether two code objects were compiled from the same lines."""
+    """Return whether two code objects were compiled from the same lines of source."""
     parts = ("co_firstlineno", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
     if any(getattr(a, attribute) != getattr(b, attribute) for attribute in parts):
         return False
@@ -143,12 +143,12 @@ def _is_same(a: CodeType, b: CodeType) -> bool:
 
 
 class _NotProvenError(Exception):
-    """The code may use a row for more than its columns."""
+    """The code may use a row for more than reading its columns."""
 
 
 class _Proof:
     """
-    The uses of the rows in one method.
+    Tracks how one method uses its rows.
 
     A name stands for the same thing in the whole method, nested functions included.  A name that is
     bound to rows in one place and to anything else in another ends the proof.
@@ -164,7 +164,7 @@ class _Proof:
         }
 
     def columns(self, columns: Collection[str]) -> set[str]:
-        """Return the columns that are read; raise `_NotProvenError` if there may be more."""
+        """Return the columns read; raise `_NotProvenError` if the method may read more."""
         while True:  # until a loop over a name bound later finds nothing more
             before = dict(self._kinds)
             for node in ast.walk(self._method):
@@ -191,7 +191,7 @@ class _Proof:
         return _ROW if self._is_call(node, _TO_ROW) else _OTHER
 
     def _is_call(self, node: ast.AST, names: Collection[str]) -> bool:
-        """Return whether *node* calls a built-in function with rows as the only argument."""
+        """Return whether *node* calls a built-in function whose only argument is rows."""
         if not (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
@@ -231,7 +231,7 @@ class _Proof:
             raise _NotProvenError
 
     def _check_bindings(self) -> None:
-        """Check that the names of rows are not bound to anything else."""
+        """Check that names bound to rows are not bound to anything else."""
         for node in ast.walk(self._method):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 if node.id in self._kinds and not self._is_binding_of_rows(node):
@@ -258,7 +258,7 @@ class _Proof:
         )
 
     def _is_parameter_of_key(self, argument: ast.arg) -> bool:
-        """Return whether *argument* belongs to `key=lambda row: ...` in a call with rows."""
+        """Return whether *argument* belongs to `key=lambda row: ...` in a call on rows."""
         function = self._parents[self._parents[argument]]
         keyword = self._parents[function]
         return (
@@ -269,7 +269,7 @@ class _Proof:
         )
 
     def _check_use(self, node: ast.expr, columns: Collection[str], read: set[str]) -> None:
-        """Check the use of an expression over rows, and collect the column that it reads."""
+        """Check how an expression over rows is used, and collect the column that it reads."""
         parent = self._parents[node]
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             return  # see `_check_bindings`
@@ -293,7 +293,7 @@ class _Proof:
 
 
 def _column_of(node: ast.expr, parent: ast.AST) -> str | None:
-    """Return the column that *parent* reads from the row *node*; None for other uses."""
+    """Return the column that *parent* reads from the row *node*, or None if it does more."""
     match parent:
         case ast.Attribute(attr=name, ctx=ast.Load()):
             return None if hasattr(Row, name) else name  # `row.count` is a method
@@ -304,7 +304,7 @@ def _column_of(node: ast.expr, parent: ast.AST) -> str | None:
 
 
 def _bound_by(node: ast.AST) -> Iterator[str]:
-    """Yield the names that *node* binds or declares as text."""
+    """Yield the names that *node* binds or declares as strings."""
     if isinstance(node, _SCOPES):
         yield node.name
     elif isinstance(node, ast.Global | ast.Nonlocal):

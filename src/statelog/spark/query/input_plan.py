@@ -1,5 +1,5 @@
 """
-The input of an operator: facts about its plan, and how its rows get their keys.
+The input of an operator: facts about its plan, and how keys are assigned to its rows.
 
 The facts are its watermark, event time, sources, and whether it keeps state of Spark's own.  The
 tasks get each row, or what Spark has aggregated of a micro-batch.
@@ -49,7 +49,7 @@ _STATELESS = frozenset(
 @dataclass(frozen=True, slots=True)
 class InputPlan:
     """
-    Facts from the plan of an input.
+    What is known from the plan of an input.
 
     Args:
         has_watermark: Whether the input has a watermark.
@@ -64,12 +64,12 @@ class InputPlan:
 
 
 def input_plan(frame: DataFrame) -> InputPlan:
-    """Return the facts from the plan of a streaming *frame*."""
+    """Derive what is known about a streaming *frame* from its plan."""
     return facts_of(streaming_nodes(frame))
 
 
 def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
-    """Derive the facts from a plan's streaming nodes and their streaming children."""
+    """Derive the facts from the streaming nodes of a plan and their streaming children."""
     has_watermark = False
     is_stateless = True
     sources = 0
@@ -81,7 +81,7 @@ def facts_of(nodes: Iterable[tuple[str, int]]) -> InputPlan:
 
 
 def event_time_column(schema: StructType) -> str | None:
-    """Return an input's column with a watermark, or None; raise if there are several."""
+    """Return the input column that has a watermark, or None; raise if there are several."""
     names = [field.name for field in schema.fields if _WATERMARK_KEY in field.metadata]
     if not names:
         return None
@@ -94,7 +94,7 @@ def event_time_column(schema: StructType) -> str | None:
 
 
 def check_output_column(name: str, output: StructType, *, has_watermark: bool) -> None:
-    """Check the argument `eventTimeColumnName` against the output and the watermark."""
+    """Check `eventTimeColumnName` against the output columns and the watermark."""
     if not has_watermark:
         raise UsageError(
             f"eventTimeColumnName={name!r}: the input does not have a watermark; call "
@@ -108,7 +108,7 @@ def check_output_column(name: str, output: StructType, *, has_watermark: bool) -
 
 
 def with_event_time(output: StructType, name: str, source: StructType) -> StructType:
-    """Mark a column of *output* as event time, with the delay of *source*."""
+    """Mark a column of *output* as the event time, with the watermark delay of *source*."""
     delays = [column.metadata.get(_WATERMARK_KEY, 0) for column in source]
     mark = {_WATERMARK_KEY: max(delays, default=0)}
     return StructType(
@@ -124,7 +124,7 @@ def with_event_time(output: StructType, name: str, source: StructType) -> Struct
 @dataclass(frozen=True, slots=True)
 class KeyedInput:
     """
-    The input of an operator.
+    The keyed input of an operator.
 
     Args:
         keyed: Its rows with their keys.
@@ -149,11 +149,11 @@ class KeyedInput:
 
 
 class InputReducer(Protocol):
-    """Reduces one operator's micro-batches in Spark, on the query's thread."""
+    """Reduces an operator's micro-batches in Spark, on the thread of the query."""
 
     def partitioned(self, frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFrame:
         """
-        Return the tasks' input for a micro-batch, with one partition per task.
+        Return a micro-batch's input for the tasks, with one partition per task.
 
         *is_small*: whether one task may read and reduce all of the input too, without a shuffle.
         """
@@ -161,21 +161,21 @@ class InputReducer(Protocol):
 
 class InputReduction(Protocol):
     """
-    A computation that Spark runs on a micro-batch's rows before the tasks.
+    A computation that Spark performs on a micro-batch's rows before the tasks run.
 
     It is a value, because a server of Spark Connect gets it pickled.
     """
 
     @property
     def call(self) -> str:
-        """The name of the requesting call, for messages."""
+        """The name of the call that requested the reduction, for messages."""
 
     @property
     def work_ms(self) -> float:
-        """The amount of task work that justifies one more task."""
+        """How much task work justifies one more task."""
 
     def reducer(self, groups: KeyGroupRange) -> InputReducer:
-        """Return the reducer for the micro-batches of an operator with these key groups."""
+        """Return the reducer for the micro-batches of an operator that has these key groups."""
 
 
 class KeyedInputPlan(Protocol):
@@ -183,20 +183,20 @@ class KeyedInputPlan(Protocol):
 
     @property
     def reduction(self) -> InputReduction | None:
-        """The computation that Spark runs first on a micro-batch's rows; None to send the rows."""
+        """What Spark computes first from a micro-batch's rows; None if it sends the rows."""
 
     def keyed(
         self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange, to_read: ColumnsToRead
     ) -> KeyedFrame:
-        """Return the input with its keys and *to_read*, built from *grouping*."""
+        """Return the input built from *grouping*, with its keys and the columns in *to_read*."""
 
     def event_time(self, source: KeyedInput) -> int | None:
-        """Return the position of the event time in the tasks' input, or None."""
+        """Return the position of the event-time column in the tasks' input, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class EachRow:
-    """An input plan in which the tasks receive every row."""
+    """An input plan under which the tasks receive every row."""
 
     reduction: InputReduction | None = None
 
@@ -207,7 +207,7 @@ class EachRow:
         return keyed_frame(grouping(), key_groups, to_read)
 
     def event_time(self, source: KeyedInput) -> int | None:
-        """See `KeyedInputPlan`; an input without a watermark is rejected."""
+        """See `KeyedInputPlan.event_time`; rejects an input without a watermark."""
         if not source.is_stream:
             raise UsageError(
                 "the time mode EventTime requires a stream, because a batch frame does not have a "

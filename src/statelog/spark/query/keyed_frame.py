@@ -39,7 +39,7 @@ _IS_INITIAL = "__initial"
 @dataclass(frozen=True, slots=True)
 class KeyedFrame:
     """
-    A frame whose rows contain their key group and key.
+    A frame in which each row contains its key group and key.
 
     Args:
         frame: Columns: the key group, then key columns that are computed, then the input's columns
@@ -58,7 +58,7 @@ class KeyedFrame:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """A frame and its key columns, each with its input column or None."""
+    """A frame with its key columns, each with its input column or None."""
 
     frame: DataFrame
     columns: Sequence[Column]
@@ -69,7 +69,7 @@ def keyed_frame(
     grouping: Grouping, key_groups: KeyGroupRange, to_read: ColumnsToRead | None = None
 ) -> KeyedFrame:
     """
-    Return a grouped frame's rows with their key group from *key_groups*.
+    Return the rows of a grouped frame with their key groups, which are among *key_groups*.
 
     It has all columns, or the keys and what *to_read* returns.
     """
@@ -113,12 +113,12 @@ def keyed_frame(
 
 
 def _needed(df: DataFrame, read: Collection[str], keys: Collection[str]) -> list[str]:
-    """Return the columns to send, in order; at least one, so that tasks can count rows."""
+    """Return the columns to send, in order; at least one, so that tasks can count the rows."""
     return [name for name in df.columns if name in read or name in keys] or df.columns[:1]
 
 
 def refuse_equal_names(frame: DataFrame, what: str, why: str) -> None:
-    """Reject two columns with one name, compared as `spark.sql.caseSensitive` says."""
+    """Reject two columns with the same name, compared according to `spark.sql.caseSensitive`."""
     names = frame.columns
     if frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
         names = [name.lower() for name in names]
@@ -133,19 +133,19 @@ def refuse_equal_names(frame: DataFrame, what: str, why: str) -> None:
 
 
 def by_task(frame: DataFrame, tasks: int, key_groups: KeyGroupRange) -> DataFrame:
-    """Return a keyed frame with one partition per task, which contains its key groups."""
+    """Repartition a keyed frame into one partition per task, which has the task's key groups."""
     # As text, in one call to the JVM; built from columns it would take fifty.
     return repartition_by_id(frame, tasks, task_of(INPUT_KEY_GROUP_COLUMN, key_groups, tasks))
 
 
 def task_of(key_group: str, key_groups: KeyGroupRange, tasks: int) -> str:
-    """Return the SQL of the task that owns a key group, which is also SQL."""
+    """Return SQL for the task that owns a key group, which is also passed as SQL."""
     index = f"({key_group} - {key_groups.start})" if key_groups.start else key_group
     return f"cast({index} * {tasks} div {len(key_groups)} as int)"
 
 
 def grouping_of(grouped: GroupedData) -> Grouping:
-    """Return the keys of `df.groupBy(...)` of a classic session; reject rollup, cube and pivot."""
+    """Return the keys of a classic `df.groupBy(...)`; reject rollup, cube and pivot."""
     text = grouping_text(grouped)
     keys = grouping_columns(grouped)
     if "type: GroupBy" not in text or not keys:
@@ -155,13 +155,13 @@ def grouping_of(grouped: GroupedData) -> Grouping:
 
 
 def not_plain(text: str) -> UsageError:
-    """Return the error for a rollup, cube or pivot."""
+    """Return the error that rejects a rollup, cube or pivot."""
     return UsageError(f"stateful operators need plain grouping keys, not {text:.200}")
 
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """Initial rows with their key group, and their layout in the input of a task."""
+    """The initial rows with their key groups, and their layout in a task's input."""
 
     keyed: KeyedFrame
     task_layout: InitialLayout
@@ -170,7 +170,7 @@ class InitialState:
 def initial_state(
     grouping: Grouping | None, stream: KeyedFrame, key_groups: KeyGroupRange
 ) -> InitialState | None:
-    """Return the initial state for the tasks of a stream, if there is one and its keys match."""
+    """Return the initial state for a stream's tasks, if there is any and its keys match."""
     if grouping is None:
         return None
     keyed = keyed_frame(grouping, key_groups)

@@ -1,5 +1,5 @@
 """
-Check a user's processor before the query starts, and describe its errors.
+Check a user's processor before the query starts, and describe errors in it.
 
 The driver pickles a processor as Spark does to send it to the workers.  A processor in which
 `yield` is missing, or is where it must not be, gets a warning: a method that only makes Rows is not
@@ -39,7 +39,7 @@ class ProcessExit(SystemExit):
 
 
 def described(error: BaseException) -> str:
-    """Describe the error as a clause inside a message."""
+    """Describe the error as a clause that fits into a message."""
     if isinstance(error, UsageError):
         return str(error)
     if isinstance(error, SystemExit):
@@ -52,7 +52,7 @@ def described(error: BaseException) -> str:
 
 
 def copy_of(processor: AnyProcessor) -> AnyProcessor:
-    """Return a processor as a worker receives it; reject broadcast variables in it."""
+    """Return a processor as a worker would receive it; reject broadcast variables in it."""
     data = pickled(processor)
     try:
         copy: AnyProcessor = cloudpickle.loads(data)
@@ -69,7 +69,7 @@ def copy_of(processor: AnyProcessor) -> AnyProcessor:
 
 
 def pickled(processor: AnyProcessor) -> bytes:
-    """Return a processor as Spark sends it to the workers; raise if it cannot be sent."""
+    """Pickle a processor as Spark does for the workers; raise if that is not possible."""
     if isinstance(processor, type):
         raise UsageError(
             f"statefulProcessor is the class {processor.__name__}; pass an instance: "
@@ -89,7 +89,7 @@ def pickled(processor: AnyProcessor) -> bytes:
 
 
 def _unpicklable_attribute(processor: AnyProcessor) -> str:
-    """Return the attribute that cannot be pickled, for a message."""
+    """Return the attribute that cannot be pickled, for use in a message."""
     for name, value in getattr(processor, "__dict__", {}).items():
         try:
             cloudpickle.dumps(value)
@@ -99,7 +99,7 @@ def _unpicklable_attribute(processor: AnyProcessor) -> str:
 
 
 def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bool) -> None:
-    """Reject methods whose parameters do not match the call, before the first rows."""
+    """Reject methods whose parameters do not match the call, before any rows are processed."""
     face = face_of(processor)
     base = face.processor_type
     of_rows, of_timer, of_initial = face.methods
@@ -122,7 +122,7 @@ def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bo
 def warn_of_missing_yield(
     processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
 ) -> None:
-    """Log a warning for each finding of `missing_yields`."""
+    """Log a warning for each finding from `missing_yields`."""
     for message in missing_yields(processor, columns, time_mode, has_initial=has_initial):
         _log.warning("%s", message)
 
@@ -130,7 +130,7 @@ def warn_of_missing_yield(
 def missing_yields(
     processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
 ) -> list[str]:
-    """Return what is certainly wrong with a processor's methods for these output columns."""
+    """Return what is certainly wrong with a processor's methods, given these output columns."""
     face = face_of(processor)
     of_rows, of_timer, of_initial = face.methods
     name = type(processor).__name__
@@ -161,14 +161,14 @@ def missing_yields(
 
 
 def plain_function(processor: AnyProcessor, name: str) -> FunctionType | None:
-    """Return a method as a plain function; None if it is not one."""
+    """Return a method as a plain function, or None if it is not one."""
     method = getattr(processor, name, None)
     function = getattr(method, "__func__", method)
     return function if isinstance(function, FunctionType) else None
 
 
 def _returns_only_none(function: FunctionType | None) -> bool:
-    """Return whether a function certainly returns None whenever it returns."""
+    """Return whether a function can only ever return None."""
     if function is None or function.__code__.co_flags & _SUSPENDED:
         return False
     returns = _returns(function.__code__)
@@ -176,7 +176,7 @@ def _returns_only_none(function: FunctionType | None) -> bool:
 
 
 def _returns(code: CodeType) -> list[bool]:
-    """Return for each `return` of *code* whether it certainly returns None."""
+    """For each `return` in *code*, return whether it certainly returns None."""
     returns = []
     before = None
     for instruction in dis.get_instructions(code):

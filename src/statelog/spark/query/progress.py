@@ -1,4 +1,4 @@
-"""The figures of one micro-batch, and the user's objects that receive them."""
+"""The figures of one micro-batch, and the user's callbacks that receive them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from statelog.plain_text import facts_as_html
 
 
 class LargeKeyGroup(TypedDict):
-    """A key group with many rows of a micro-batch."""
+    """A key group that had many rows in a micro-batch."""
 
     key_group: int
     rows: int
@@ -22,7 +22,7 @@ class LargeKeyGroup(TypedDict):
 
 
 class LargeKey(LargeKeyGroup):
-    """A key with many rows of a micro-batch."""
+    """A key that had many rows in a micro-batch."""
 
     key: str
 
@@ -33,7 +33,7 @@ _FIRST: Final = ("batch_id", "checkpoint_id", "replayed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchProgress(BatchFigures):
     """
-    The figures of one micro-batch; `on_progress` is called with them.
+    The figures of one micro-batch, which are passed to `on_progress`.
 
     Of a query with several operators, *rows* are those into the first operator and *output_rows*
     those out of the last; the other numbers are sums over all operators.  The figures of extensions
@@ -62,7 +62,7 @@ class BatchProgress(BatchFigures):
 
     @classmethod
     def from_json(cls, values: JsonObject) -> BatchProgress:
-        """Parse the JSON form of a progress; unknown names are figures of extensions."""
+        """Parse the JSON form of the figures; unknown names belong to extensions."""
         names = {declared.name for declared in fields(cls)}
         figures = {name: value for name, value in values.items() if name in names}
         extras = {name: value for name, value in values.items() if name not in names}
@@ -120,7 +120,7 @@ BatchProgress.__doc__ = "\n".join(
 
 def source_metrics(progress: BatchProgress) -> dict[str, str]:
     """
-    Return the figures of a micro-batch as the metrics of a source in Spark's progress.
+    Format the figures of a micro-batch as a source's metrics in Spark's progress.
 
     Spark's type for them is a map of texts, and its names are in camelCase.
     """
@@ -140,7 +140,7 @@ OnProgress = Callable[[BatchProgress], None]
 @dataclass(frozen=True, slots=True)
 class Observers:
     """
-    The objects of the caller that observe a query, on the driver.
+    The caller's objects that observe a query on the driver.
 
     Args:
         on_progress: Called after each micro-batch; None for none.
@@ -152,7 +152,7 @@ class Observers:
 
     def after(self, before: Observers) -> Observers:
         """
-        Combine these observers with those of earlier operators.
+        Combine these observers with the observers of earlier operators.
 
         Raise `UsageError` for two of a kind.
         """

@@ -1,5 +1,5 @@
 """
-One stateful query: everything that does not change while it runs.
+A stateful query: everything about it that does not change while it runs.
 
 A query has one operator, or several that follow each other.  Each operator has *max_parallelism*
 key groups: operator i of the query has the key groups i x max_parallelism and up.  So one
@@ -36,7 +36,7 @@ _SPELLED: Final = {"processingtime": "ProcessingTime", "eventtime": "EventTime"}
 def mode_of(
     name: str, value: object, allowed: tuple[str, ...], error: type[UsageError] = UsageError
 ) -> str:
-    """Return a mode in lower case; raise *error* if it is not in *allowed*."""
+    """Convert a mode to lower case; raise *error* if it is not in *allowed*."""
     if not isinstance(value, str) or value.lower() not in allowed:
         modes = ", ".join(f'"{_SPELLED.get(mode, mode.capitalize())}"' for mode in allowed)
         raise error(f"{name} must be one of {modes}, not {value!r}")
@@ -98,7 +98,7 @@ class OperatorDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query that is about to start, in the form that the driver needs."""
+    """A query that is ready to start, in the form that the driver needs."""
 
     operators: tuple[OperatorDefinition, ...]
     settings: QuerySettings
@@ -108,17 +108,17 @@ class Query:
 
     @property
     def source(self) -> OperatorDefinition:
-        """The first operator, which reads the input of the query."""
+        """The first operator, which reads the query's input."""
         return self.operators[0]
 
     @property
     def output(self) -> OperatorDefinition:
-        """The last operator, whose rows are delivered."""
+        """The last operator, whose output rows are delivered."""
         return self.operators[-1]
 
     @property
     def key_groups(self) -> int:
-        """Number of key groups of all operators."""
+        """The number of key groups of all operators together."""
         return sum(operator.max_parallelism for operator in self.operators)
 
     @property
@@ -127,12 +127,12 @@ class Query:
         return time_mode_of(self.operators)
 
     def key_groups_of(self, operator: int) -> KeyGroupRange:
-        """Return the key groups of the operator with this index."""
+        """Return the key groups of the operator at this index."""
         first = sum(before.max_parallelism for before in self.operators[:operator])
         return KeyGroupRange(first, first + self.operators[operator].max_parallelism - 1)
 
 
 def time_mode_of(operators: Sequence[OperatorDefinition]) -> str:
-    """Return the time mode of the operators with timers; "none" if there is no such operator."""
+    """Return the time mode of the operators that use timers, or "none" if none do."""
     modes = (operator.time_mode for operator in operators)
     return next((mode for mode in modes if mode != "none"), "none")

@@ -1,5 +1,5 @@
 """
-The setting `record`, which selects the keys to record, and its part for an operator's tasks.
+The setting `record`, which selects the keys to record, and what it tells an operator's tasks.
 
 As text each field has its own key: `record.keys`, `record.share`, ...
 """
@@ -39,7 +39,7 @@ def _share(value: object) -> float:
 
 
 def _unchecked(value: object, name: str, *, error: type[UsageError] = UsageError) -> object:
-    """Return *value* unchecked: the kind rejects wrong values without showing keys."""
+    """Return *value* unchecked, because the kind rejects wrong values without showing keys."""
     return value
 
 
@@ -57,7 +57,7 @@ _SHARE: Final = Kind("0 to 1", _share, check=_unchecked)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """
-    Which keys to record for `statelog replay`, and how much.
+    Which keys to record for `statelog replay`, and how much to record.
 
     It is personal data where the rows are.  Without a field nothing is recorded.
 
@@ -86,7 +86,7 @@ class Record:
 
     @property
     def is_on(self) -> bool:
-        """Whether any key is recorded."""
+        """Whether any keys are recorded."""
         return self.failed or self.share > 0 or bool(self.keys)
 
 
@@ -112,14 +112,14 @@ RECORD: Final = Kind(
 
 
 def keeps_rows(settings: QuerySettings) -> str:
-    """Return the key of the setting where a query keeps the rows of keys; "" where it does not."""
+    """Return the setting's name if a query stores the rows of keys with it, otherwise ""."""
     return f"{SECTION}.*" if settings.record.is_on else ""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSpec:
     """
-    The part of `record` for the tasks of an operator.
+    What an operator's tasks need to know about `record`.
 
     Args:
         share: The share of all keys, 0 to 1.

@@ -1,5 +1,5 @@
 """
-Resolve the settings of a query from session, code and writer.
+Resolve the settings of a query from the session, the code and the writer.
 
 Precedence, highest first: an option `statelog.<name>` of the writer, an argument in the code,
 `spark.statelog.<name>` in the session's configuration; for the options of
@@ -69,13 +69,13 @@ _OF_OPERATOR: Final = {
 
 
 def _nearest(key: str) -> str:
-    """Return the setting with the name closest to *key*, or ""."""
+    """Return the setting whose name is closest to *key*, or ""."""
     return _NAMES.get(nearest(_plain(key), _NAMES), "")
 
 
 def unknown_arguments(arguments: Mapping[str, object]) -> dict[str, str]:
     """
-    Return the arguments that are not settings, with the closest setting or "".
+    Return the arguments that are not settings, each with the closest setting or "".
 
     Options have a dot.
     """
@@ -99,7 +99,7 @@ def refuse_unknown_arguments(arguments: Mapping[str, object]) -> None:
 def chained_arguments(
     before: Mapping[str, object], arguments: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the settings of a query after adding an operator."""
+    """Return a query's settings after an operator has been added."""
     given_names = {_plain(name): name for name, value in arguments.items() if value is not None}
     chained = {n: value for n, value in before.items() if _plain(n) not in _OF_OPERATOR}
     for name, value in chained.items():
@@ -155,7 +155,7 @@ def resolve_settings(
 
 
 def _of_code(arguments: Mapping[str, object]) -> Iterator[Entry]:
-    """Yield the settings in the code; a `Record` sets all its fields."""
+    """Yield the settings made in code; a `Record` sets all of its fields."""
     for name, value in arguments.items():
         origin = f"argument {name!r}"
         if isinstance(value, Record) and _plain(name) == SECTION:
@@ -165,12 +165,12 @@ def _of_code(arguments: Mapping[str, object]) -> Iterator[Entry]:
 
 
 def _taken(values: Values, key: str, default: T) -> T:
-    """Remove and return an option that needs conversion."""
+    """Remove an option that needs conversion from the settings, and return it."""
     return cast("T", values.pop(key)[1]) if key in values else default
 
 
 def _find(places: tuple[Place, ...], key: str) -> Option | ForeignKey:
-    """Return the setting or the option that *key* names in an origin."""
+    """Return the setting or option that *key* refers to in one origin of settings."""
     if (name := _NAMES.get(_plain(key))) is None:
         return _find_option(key)
     setting = _DECLARED[name]
@@ -205,7 +205,7 @@ def _find_option(key: str) -> Option | ForeignKey:
 
 def _warn_of_variables(environ: Mapping[str, str]) -> None:
     """
-    Warn about environment variables that have no effect in a query.
+    Warn about environment variables that do not affect a query.
 
     They are not rejected: a process may have them for its own changelogs.
     """

@@ -1,4 +1,4 @@
-"""Provide the functions of a session, classic or Spark Connect, for entry points."""
+"""Provide the functions that depend on the kind of session, classic or Spark Connect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from statelog.spark.rows.spark_versions import parsed_ddl
 
 
 def refuse_connect(entry: str, session: object) -> None:
-    """Reject a session of Spark Connect, for a function that needs the driver's JVM."""
+    """Reject a Spark Connect session for a function that needs the driver's JVM."""
     if is_connect(session):
         raise UsageError(
             f"{entry} is not supported on Spark Connect: it needs the driver's JVM. Call it in a "
@@ -49,7 +49,7 @@ def session_of(grouped: object) -> SparkSession:
 
 
 def use_this_python(session: SparkSession) -> None:
-    """Run local workers with the driver's interpreter unless PYSPARK_PYTHON is set."""
+    """Make local workers use the driver's interpreter, unless PYSPARK_PYTHON is set."""
     context = session.sparkContext
     is_chosen = "PYSPARK_PYTHON" in os.environ or context.getConf().get("spark.pyspark.python")
     if not is_chosen and str(context.master).startswith("local"):
@@ -57,7 +57,7 @@ def use_this_python(session: SparkSession) -> None:
 
 
 def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
-    """Return a schema of named columns, also from DDL text."""
+    """Return a schema with named columns; accepts DDL text as well."""
     if isinstance(schema, StructType):
         return schema
     parsed = parsed_ddl(session, schema) if isinstance(schema, str) else None
@@ -67,7 +67,7 @@ def parse_schema(session: SparkSession, schema: StructType | str) -> StructType:
 
 
 def output_schema(session: SparkSession, schema: StructType | str) -> StructType:
-    """Return the output schema; errors of Spark's parser mention the argument."""
+    """Return the output schema; errors from Spark's parser name the argument."""
     try:
         return parse_schema(session, schema)
     except PySparkException as error:
@@ -81,7 +81,7 @@ def output_schema(session: SparkSession, schema: StructType | str) -> StructType
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
     """
-    The functions that differ between the two kinds of sessions.
+    The functions that are different for the two kinds of sessions.
 
     Args:
         prepare: Prepares the session, and rejects settings and observers that cannot work on it.

@@ -1,5 +1,5 @@
 """
-The settings of one stateful query, each declared once.
+The settings of a stateful query, each declared once.
 
 A field of `QuerySettings` declares a setting: its type and default, its name as users type it, its
 kind and range, and the places where it may be set.  `OperatorSettings` has the question that it
@@ -46,7 +46,7 @@ BESIDE_CHECKPOINT: Final = "checkpoint"
 
 
 class Place(enum.Enum):
-    """The places where a setting can be set."""
+    """The places where settings can be made."""
 
     SESSION = enum.auto()
     CODE = enum.auto()
@@ -68,7 +68,7 @@ def _checkpoint(value: object) -> int | str:
 
 
 def _tasks(value: object) -> tuple[int, int | None]:
-    """Return the minimum and maximum number of tasks; None for the number of cores."""
+    """Parse the minimum and maximum number of tasks; None stands for the number of cores."""
     first, dash, last = str(value).partition("-")
     least = COUNT.read(first)
     most = COUNT.read(last) if last.strip() else None
@@ -104,7 +104,7 @@ def _count_or_share(value: object) -> float:
 
 
 def _tables(value: object) -> Mapping[str, object]:
-    """Return the sources of small tables, as their extension reads them."""
+    """Parse the sources of small tables in the way their extension does."""
     sources: Mapping[str, object] = loaded(BROADCAST_SOURCES, FunctionType)(value)
     return sources
 
@@ -127,7 +127,7 @@ _MOST_FAILED: Final = Kind(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuerySettings:
     """
-    The settings of one stateful query; `OperatorSettings` documents most of the fields.
+    The settings of one stateful query; most fields are documented by `OperatorSettings`.
 
     Args:
         base_location: In which folder is the state of all queries of a session stored, each in a
@@ -209,7 +209,7 @@ class QuerySettings:
             )
 
     def task_bounds(self, cores: int) -> TaskBounds:
-        """Return the minimum and maximum number of tasks of a micro-batch."""
+        """Return the minimum and maximum number of tasks in a micro-batch."""
         least, most = self.tasks
         return TaskBounds(least, most or max(least, min(cores, self.max_parallelism)))
 
@@ -220,27 +220,27 @@ class QuerySettings:
         return StateBackendConfig(options.backend, self.memory_budget, options.local_directory)
 
     def backend_of_each(self, operators: int) -> StateBackendConfig:
-        """Return where workers store each operator's state; operators share the memory."""
+        """Return where workers store the state of each operator; operators share the memory."""
         return replace(
             self.backend, budget_bytes=max(self.memory_budget // operators, LEAST_BUDGET)
         )
 
     @property
     def keeps_rows(self) -> str:
-        """The key of the setting that records rows for a replay; "" if none is on."""
+        """The name of the setting that records rows for a replay, or "" if none is on."""
         keeping = [row.keeps_rows for row in EXTENSIONS if row.keeps_rows]
         keys = (loaded(path, FunctionType)(self) for path in keeping)
         return next(filter(None, keys), "")
 
     @property
     def is_beside_checkpoint(self) -> bool:
-        """Whether the state is in the checkpointLocation of its query."""
+        """Whether the state is stored in the query's checkpointLocation."""
         return (self.state_location or self.base_location or BESIDE_CHECKPOINT) == BESIDE_CHECKPOINT
 
     def location(
         self, checkpoint_location: str, query_name: str | None, *, temporary: bool = False
     ) -> str:
-        """Return where the state of a query is stored."""
+        """Return the location where a query's state is stored."""
         if self.is_beside_checkpoint or (temporary and self.state_location is None):
             return f"{checkpoint_location.rstrip('/')}/{STATE_FOLDER}"
         if self.state_location is not None:
@@ -272,7 +272,7 @@ _REFERENCE: Final = "`OperatorSettings`."
 
 class OperatorSettings(TypedDict, total=False):
     """
-    Settings of an operator beyond Spark's arguments.
+    The settings of an operator besides Spark's own arguments.
 
     A setting that is left out, or None, is read from the session's configuration
     (`spark.statelog.<name>`), then has its default.

@@ -1,5 +1,5 @@
 """
-The state variables that a processor's `init` declares, and their objects.
+The state variables that a processor declares in `init`, and the objects for them.
 
 The objects are PySpark's classes by type and by method names, and statelog's state by content: no
 socket, no serialization per call.  `StateVariables` has the methods of all handles, so that a kind
@@ -67,7 +67,7 @@ class ExpiringValueState(KeyedExpiringValueState, PySparkValueState):
 
 
 class _ListMethods(KeyedListState):
-    """PySpark's spelling of the list methods."""
+    """The list methods under the names that PySpark gives them."""
 
     def appendValue(self, newState: Values) -> None:
         """Append one element."""
@@ -83,36 +83,36 @@ class ListState(_ListMethods, PySparkListState):
 
 
 class ExpiringListState(_ListMethods, KeyedExpiringListState, PySparkListState):
-    """PySpark's ListState with a time to live of each element."""
+    """PySpark's ListState with a time to live for each element."""
 
 
 class _MapMethods(KeyedMapState):
-    """PySpark's spelling of the map methods."""
+    """The map methods under the names that PySpark gives them."""
 
     as_row: Callable[[Iterable[object]], Row]
 
     @classmethod
     def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
-        """Return a map state whose `getValue` returns Rows, as Spark's does."""
+        """Create a map state whose `getValue` returns Rows, as in Spark."""
         bound = super().bound_to(cursor, state_id, codec)
         bound.as_row = row_factory(codec.value.schema.names)
         return bound
 
     def getValue(self, key: Values) -> Values | None:
-        """Return the value under *key* as a Row, or None."""
+        """Return the value for *key* as a Row, or None."""
         value = self.get(key)
         return None if value is None else self.as_row(value)
 
     def containsKey(self, key: Values) -> bool:
-        """Return whether there is a value under *key*."""
+        """Return whether the map has a value for *key*."""
         return self.contains(key)
 
     def updateValue(self, key: Values, value: Values) -> None:
-        """Set the value under *key*."""
+        """Set the value for *key*."""
         self.put(key, value)
 
     def removeKey(self, key: Values) -> None:
-        """Remove the value under *key*."""
+        """Remove the value for *key*."""
         self.remove(key)
 
 
@@ -121,13 +121,13 @@ class MapState(_MapMethods, PySparkMapState):
 
 
 class ExpiringMapState(_MapMethods, KeyedExpiringMapState, PySparkMapState):
-    """PySpark's MapState with a time to live of each entry."""
+    """PySpark's MapState with a time to live for each entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateClasses:
     """
-    The classes of a kind's state objects.
+    The classes of the state objects for one kind of state.
 
     Args:
         plain, expiring: Without and with a time to live.
@@ -178,17 +178,17 @@ _BY_KIND: Final = {classes.plain.kind: classes for classes in STATE_CLASSES}
 
 
 def classes_of(kind: StateKind) -> StateClasses:
-    """Return the classes of a kind."""
+    """Return the classes for one kind of state."""
     return _BY_KIND[kind]
 
 
 def methods_of(state: type[BoundState]) -> list[str]:
-    """Return the names of the methods that a processor calls."""
+    """Return the names of the methods that processors call."""
     return [name for name in dir(state) if not name.startswith("_") and name not in _NOT_OF_USERS]
 
 
 def bind_variable(cursor: Cursor, state_id: int, codec: StateCodec) -> BoundState:
-    """Return the object with which a processor accesses a state variable."""
+    """Return the object through which a processor accesses a state variable."""
     classes = classes_of(codec.descriptor.kind)
     bound = classes.expiring if codec.expires else classes.plain
     return bound.bound_to(cursor, state_id, codec)
@@ -217,7 +217,7 @@ class WantedVariable:
 
 
 class StateVariables(ExtendedHandle, StatefulProcessorHandle):
-    """The methods of a handle that declare state variables."""
+    """The methods with which a handle declares state variables."""
 
     @abstractmethod
     def _variable(self, asked: WantedVariable) -> Any:
@@ -257,7 +257,7 @@ class StateVariables(ExtendedHandle, StatefulProcessorHandle):
         aggregateFunction: AggregateFunction,
         ttlDurationMs: int | None = None,
     ) -> AggregatingState:
-        """Return the aggregating state *stateName*, with accumulators of a schema."""
+        """Return the aggregating state *stateName*, whose accumulators have a given schema."""
         for method in ("create_accumulator", "add", "get_result", "merge"):
             if not callable(getattr(aggregateFunction, method, None)):
                 raise UsageError(
@@ -296,7 +296,7 @@ class StateVariables(ExtendedHandle, StatefulProcessorHandle):
 
 
 class Unusable:
-    """The driver's placeholder in `init` for objects that exist only with a key."""
+    """On the driver, a placeholder in `init` for objects that can only be used with a key."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -308,7 +308,7 @@ class Unusable:
 
 
 class RefusedState:
-    """A task's state variable that the operator does not have."""
+    """A state variable that the task's processor declares but the operator does not have."""
 
     def __init__(self, kind: StateKind, error: UsageError) -> None:
         self._kind = kind
@@ -324,7 +324,7 @@ class RefusedState:
 
 
 def refuse_use(state: BoundState | RefusedState, name: str) -> None:
-    """Make every method of a state variable report that the variable was deleted."""
+    """Make every method of a state variable raise an error that says it was deleted."""
     if isinstance(state, RefusedState):
         state._deleted = name
         return

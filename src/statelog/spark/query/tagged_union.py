@@ -1,5 +1,5 @@
 """
-Combine several inputs into one stream, so that one processor keeps state for all of them.
+Combine several inputs into one stream, so that a single processor keeps state for all.
 
 Spark's transformWithState has one input, as has statelog.  Flink's `connect` and
 `KeyedCoProcessFunction` have two; here each row says which input it is from, and the other columns
@@ -25,7 +25,7 @@ def tagged_union(
     inputs: Mapping[str, DataFrame], keys: Sequence[str], event_time: str | None = None
 ) -> DataFrame:
     """
-    Combine inputs by key; the other columns of each input become a struct with its name.
+    Combine inputs by key; the other columns of each input become a struct named after it.
 
     The processor is called once for a key and micro-batch, with the rows of all inputs.  (Flink's
     `KeyedCoProcessFunction` has a method for each input, and no fixed order of the calls.)

@@ -1,5 +1,5 @@
 """
-Convert rows between Arrow and the forms that processors handle.
+Convert rows between Arrow and the forms that processors use.
 
     layout                      the columns of a task's input; initial rows, and late rows to drop
     key_order                   the rows sorted by key group and key

@@ -1,5 +1,5 @@
 """
-The row formats of processors: PySpark's `Row`s and pandas DataFrames.
+The row formats for processors: PySpark's `Row` and pandas DataFrames.
 
 The two differ in the input and the output only: `ProcessorRun` handles keys, state, timers and
 failures for both.
@@ -29,34 +29,34 @@ _CELL_BYTES: Final = 48
 
 
 def python_bytes(batch: pa.RecordBatch) -> int:
-    """Return the estimated bytes of *batch* as Python objects."""
+    """Estimate the size of *batch* in bytes once it is converted to Python objects."""
     rows: int = batch.num_rows
     cells: int = rows * batch.num_columns
     return rows * _ROW_BYTES + cells * _CELL_BYTES + 2 * int(batch.nbytes)
 
 
 class RowFormat(Protocol):
-    """Creates the input and the output of one task; the driver sends it pickled."""
+    """Creates the input and output of one task; the driver sends it to the task pickled."""
 
     @property
     def rows_at_once(self) -> int:
-        """Maximum rows of one key per frame; 0 if the processor does not get frames."""
+        """The maximum number of rows per frame for a key; 0 if frames are not used."""
 
     @property
     def splits_keys(self) -> bool:
         """Whether the rows of one key can be read a few at a time."""
 
     def cost(self, batch: pa.RecordBatch) -> int:
-        """Return the estimated bytes of memory that the rows of a batch need."""
+        """Estimate how many bytes of memory the rows of a batch need."""
 
     def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:
-        """Return an empty input."""
+        """Return an input that is still empty."""
 
     def output(self, schema: pa.Schema, batch_id: int) -> Output:
-        """Return an empty output."""
+        """Return an output that is still empty."""
 
     def of_columns(self, columns: StructType) -> RowFormat:
-        """Return the format for an output with different columns."""
+        """Return the same format for different output columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class SparkRowFormat:
 
 @dataclass(frozen=True, slots=True)
 class PandasRowFormat:
-    """Rows as pandas DataFrames, by a session's settings, and the columns of the output."""
+    """Rows as pandas DataFrames, according to a session's settings and the output columns."""
 
     settings: PandasSettings
     columns: StructType
@@ -119,7 +119,7 @@ class PandasRowFormat:
 
 
 class KeepingFormat:
-    """A row format whose inputs also keep their rows in columns."""
+    """A row format whose inputs also keep their rows as columns."""
 
     def __init__(self, plain: RowFormat) -> None:
         self.plain = plain

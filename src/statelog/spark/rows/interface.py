@@ -1,4 +1,4 @@
-"""The protocols of a run's input and output, for every row format."""
+"""The protocols for the input and output of a run, for every row format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_NAMES: Final = 100
 
 class UnnamedColumns(NamedTuple):
     """
-    The output columns that no Row of a task sets and that are therefore null.
+    The output columns that no Row of a task sets, and that are therefore null.
 
     *other_names* are fields of the Rows that are not output columns, at most `MOST_NAMES`.
     """
@@ -34,33 +34,33 @@ class UnnamedColumns(NamedTuple):
 
 
 class KeyedInput(Protocol):
-    """The input rows of one task, by key."""
+    """The input rows of one task, grouped by key."""
 
     row_count: int
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read all rows: key group, computed key columns, input columns."""
+        """Read all rows; the columns are key group, computed keys, and input columns."""
 
     def key_groups(self) -> Iterable[int]:
         """Return the key groups that have rows, in the order in which they are processed."""
 
     def table_keys(self, key_group: int) -> Sequence[Key]:
-        """Return the keys as tables store them."""
+        """Return the keys in the form in which tables store them."""
 
     def keys(self, key_group: int) -> Iterable[tuple[Key, Key, Iterator[RowLike]]]:
-        """Yield each key as stored and as passed to the processor, with its rows."""
+        """Yield each key, as stored and as passed to the processor, with its rows."""
 
 
 @runtime_checkable
 class ReadAgain(Protocol):
-    """An input whose rows can be created again."""
+    """An input that can create its rows again."""
 
     def again(self) -> KeyedInput:
-        """Return the same rows as objects that no processor call has changed."""
+        """Return the same rows as fresh objects, unaffected by processor calls."""
 
 
 class Output(Protocol):
-    """Collects a processor's results, and converts them to record batches."""
+    """Collects the results of a processor and converts them to record batches."""
 
     @property
     def items(self) -> Sized:
@@ -72,10 +72,10 @@ class Output(Protocol):
 
     @property
     def unnamed(self) -> UnnamedColumns | None:
-        """The columns that no row sets; None if there are none, as for frames and tables."""
+        """The columns that no row sets; None if not applicable, as for frames and tables."""
 
     def extend(self, produced: Iterable[RowLike]) -> None:
-        """Run one call's generator, and collect the items that it yields."""
+        """Run the generator returned by one call, and collect the items it yields."""
 
     def batch(self) -> pa.RecordBatch:
         """Return all rows as one batch; raise `UnfitOutputError` if a value does not fit."""
@@ -93,17 +93,17 @@ class OutputCollector(Protocol):
 
     @property
     def calls(self) -> OutputCalls:
-        """The call that yielded each item, as recorded by the run."""
+        """For each item, the call that yielded it, as recorded by the run."""
 
     @property
     def extend(self) -> Callable[[Iterable[RowLike]], None]:
-        """A function that runs one call's generator, and collects the items that it yields."""
+        """A function that runs the generator of one call and collects the items it yields."""
 
     def bound_each_call(self) -> None:
-        """Limit the memory that the rows of one call use."""
+        """Limit how much memory the rows of one call use."""
 
     def convert_if_many(self) -> None:
-        """Convert the rows between key groups once there are many; raises like `flush`."""
+        """Convert the rows if there are many; called between key groups; raises like `flush`."""
 
     def flush(self) -> None:
         """Convert all rows; raise `UnfitOutputError` if a row does not fit."""

@@ -49,23 +49,23 @@ NO_ROWS = KeyOrder(np.empty(0, np.int64), np.empty(0, np.int64), [0], {})
 
 @dataclass(slots=True)
 class KeptRows:
-    """A task's input rows in columns, sorted by key, and the distinct keys."""
+    """A task's input rows as columns sorted by key, and the distinct keys."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     order: KeyOrder = NO_ROWS
     key_columns: list[pa.Array] = field(default_factory=list)
 
     def numbers(self, key: int) -> RowNumbers:
-        """Return the row numbers of the key with this index."""
+        """Return the row numbers of the key at this index."""
         return self.order.rows[self.order.bounds[key] : self.order.bounds[key + 1]]
 
     def key_at(self, key_group: int, position: int) -> int:
-        """Return the index of the key at a position in its key group."""
+        """Return the index of the key at this position in its key group."""
         return self.order.ranges[key_group][0] + position
 
 
 class KeyedRows:
-    """The sorted keys of a task's rows, for Rows and frames."""
+    """The sorted keys of a task's rows, for processors that use Rows or frames."""
 
     def __init__(self, key_codec: KeyCodec) -> None:
         self._codec = key_codec
@@ -76,11 +76,11 @@ class KeyedRows:
         self.kept_rows: KeptRows | None = None
 
     def keep_rows(self) -> None:
-        """Keep the rows from `read` in columns, so that the rows of a key can be recorded."""
+        """Keep the rows from `read` as columns, so that the rows of a key can be recorded."""
         self.kept_rows = KeptRows()
 
     def _sort(self, key_groups: KeyGroups, key_columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """Sort the rows, store the keys, and return the columns for the processor."""
+        """Sort the rows, store the keys, and return the columns that the processor needs."""
         self.row_count = len(key_groups)
         self._order = key_order(key_groups, key_columns, self._codec)
         firsts = pa.array(self._order.firsts)
@@ -104,7 +104,7 @@ class KeyedRows:
         return list(self._order.ranges)
 
     def table_keys(self, key_group: int) -> list[Key]:
-        """Return the keys as tables store them."""
+        """Return the keys in the form in which tables store them."""
         return self._keys[slice(*self._order.ranges.get(key_group, (0, 0)))]
 
 
@@ -138,7 +138,7 @@ def key_order(key_groups: KeyGroups, key_columns: Sequence[pa.Array], codec: Key
 
 
 class RowsByKey(NamedTuple):
-    """Row numbers by key in arrival order, with the start and the end of each key."""
+    """The row numbers of each key in arrival order, with the start and end for each key."""
 
     rows: RowNumbers
     starts: RowNumbers
@@ -148,7 +148,7 @@ class RowsByKey(NamedTuple):
 
 
 def rows_by_key(columns: Sequence[pa.Array], codec: KeyCodec) -> RowsByKey:
-    """Return the rows by key; the keys are in the order of their first rows."""
+    """Group rows by key; the keys are in the order of their first rows."""
     codes = row_codes(columns, codec)
     counts = np.bincount(codes)
     ends = np.cumsum(counts)
@@ -157,7 +157,7 @@ def rows_by_key(columns: Sequence[pa.Array], codec: KeyCodec) -> RowsByKey:
 
 def stable_order(numbers: RowNumbers | KeyGroups, end: int) -> RowNumbers:
     """
-    Return the stable sort order of numbers from 0 to below *end*.
+    Return the permutation that stably sorts numbers from 0 to below *end*.
 
     NumPy sorts 16 bits by counting, several times faster than it sorts wider numbers.
     """
@@ -170,7 +170,7 @@ def stable_order(numbers: RowNumbers | KeyGroups, end: int) -> RowNumbers:
 
 def row_codes(columns: Sequence[pa.Array], codec: KeyCodec) -> RowNumbers:
     """
-    Number the keys by first appearance, and return each row's key number.
+    Number the keys in order of first appearance, and return the number for each row.
 
     A null is a key, all NaNs are one key, and 0.0 and -0.0 are one key.
     """

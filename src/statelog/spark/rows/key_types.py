@@ -1,5 +1,5 @@
 """
-The types of keys: how statelog compares them, and which types it rejects.
+The types of keys: how statelog compares their values, and which types it rejects.
 
 Spark groups rows by the values of the grouping columns, and statelog finds the state of a key by
 the bytes or the Python value of the key.  `KEY_TYPES` says of each type of Spark that both give the
@@ -34,7 +34,7 @@ _MOST_TIME_DIGITS: Final = 6
 
 
 class KeyUse(enum.Enum):
-    """How to compare values of a type as keys."""
+    """How to compare values of a type when they are keys."""
 
     EXACT = "exact"
     NORMALISED = "normalised"
@@ -202,7 +202,7 @@ KEY_TYPES: Final = (
 
 
 def rule_of(kind: DataType) -> KeyType:
-    """Return the row of a type; a type that is not in the table gets a row that rejects it."""
+    """Return the row for a type; a type that is not in the table gets a row that rejects it."""
     name = type(kind).__name__
     for rule in KEY_TYPES:
         if name in rule.classes and rule.matches(kind):
@@ -218,7 +218,7 @@ def rule_of(kind: DataType) -> KeyType:
 
 def grouping_keys(columns: StructType) -> StructType:
     """
-    Return the grouping columns as key columns.
+    Return the grouping columns in the form of key columns.
 
     All of them, and all inside of them, may be null.
     """
@@ -234,7 +234,7 @@ def grouping_keys(columns: StructType) -> StructType:
 
 
 def check_map_key(state: str, columns: StructType) -> None:
-    """Reject a map state's key if a field has a type that cannot be a key."""
+    """Reject the key of a map state if a field has a type that cannot be a key."""
     for field in columns:
         for path, kind in parts_of(field.name, field.dataType):
             rule = rule_of(kind)
@@ -246,7 +246,7 @@ def check_map_key(state: str, columns: StructType) -> None:
 
 
 def parts_of(path: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
-    """Yield a type and its nested types, each with the path of its column or field."""
+    """Yield a type and its nested types, each with its column or field path."""
     while isinstance(kind, UserDefinedType):
         kind = kind.sqlType()
     yield path, kind
@@ -260,7 +260,7 @@ def parts_of(path: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
 
 
 def plain_columns(columns: StructType) -> StructType:
-    """Return the columns as nullable at all levels, with STRING for CHAR and VARCHAR."""
+    """Make columns nullable at all levels, with STRING in place of CHAR and VARCHAR."""
     return StructType(
         [
             StructField(column.name, plain_type(column.dataType), True, column.metadata)
@@ -270,7 +270,7 @@ def plain_columns(columns: StructType) -> StructType:
 
 
 def plain_type(kind: DataType) -> DataType:
-    """Convert a type like `plain_columns`."""
+    """Convert a type in the same way as `plain_columns`."""
     if isinstance(kind, StructType):
         return plain_columns(kind)
     if isinstance(kind, ArrayType):

@@ -1,5 +1,5 @@
 """
-The columns of a task's input, and the detection of initial and late rows.
+The columns of a task's input, and how to recognize initial rows and late rows.
 
 A first micro-batch brings initial rows with its input, see `query/keyed_frame`.  Tasks drop rows
 that are later than the watermark, and count them.  A filter of Spark's before the shuffle would
@@ -28,7 +28,7 @@ _FIRST_COLUMN = 2  # after the key group and the flag for initial rows
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """The layout of a task's batches: key group, keys, input columns from *first_input* on."""
+    """The layout of a task's batches: key group, keys, then input columns from *first_input*."""
 
     key_positions: tuple[int, ...]
     first_input: int
@@ -36,7 +36,7 @@ class InputLayout:
 
 @dataclass(frozen=True, slots=True)
 class InitialLayout:
-    """The layout of initial rows after the split, and the column names of both parts."""
+    """The layout of initial rows after they are split off, and the column names of both parts."""
 
     layout: InputLayout
     input_names: tuple[str, ...]
@@ -46,19 +46,19 @@ class InitialLayout:
 def split_batches(
     batches: Iterable[pa.RecordBatch], layout: InitialLayout
 ) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """Undo `with_initial_rows`: return the input rows and the initial rows."""
+    """Split batches from `with_initial_rows` into the input rows and the initial rows."""
     parts = [(input_part(batch, layout), initial_part(batch, layout)) for batch in batches]
     return [rows for rows, _ in parts], [initial for _, initial in parts]
 
 
 def input_part(batch: pa.RecordBatch, layout: InitialLayout) -> pa.RecordBatch:
-    """Return the input rows of one batch of `with_initial_rows`."""
+    """Return the input rows in one batch of `with_initial_rows`."""
     columns = slice(_FIRST_COLUMN, _FIRST_COLUMN + len(layout.input_names))
     return _part(batch.filter(pc.invert(batch.column(1))), columns, layout.input_names)
 
 
 def initial_part(batch: pa.RecordBatch, layout: InitialLayout) -> pa.RecordBatch:
-    """Return the initial rows of one batch of `with_initial_rows`."""
+    """Return the initial rows in one batch of `with_initial_rows`."""
     columns = slice(_FIRST_COLUMN + len(layout.input_names), None)
     return _part(batch.filter(batch.column(1)), columns, layout.initial_names)
 
@@ -72,7 +72,7 @@ def _part(batch: pa.RecordBatch, columns: slice, names: tuple[str, ...]) -> pa.R
 @dataclass(frozen=True, slots=True)
 class LateRows:
     """
-    Drops late rows: those with an event time up to *late_ms*.
+    Drops late rows, whose event time is at or before *late_ms*.
 
     The event time is at a position of the task's input; of a window the end counts.
     """
@@ -83,7 +83,7 @@ class LateRows:
     def without_late(
         self, batches: Iterable[pa.RecordBatch], seen: LateCount
     ) -> Iterator[pa.RecordBatch]:
-        """Yield *batches* without late rows, and count the late rows in *seen*."""
+        """Yield *batches* without their late rows, and count those in *seen*."""
         for batch in batches:
             column = batch.column(self.position)
             if pa.types.is_struct(column.type):
@@ -97,6 +97,6 @@ class LateRows:
 
 @dataclass(slots=True)
 class LateCount:
-    """The number of late rows of one task so far."""
+    """The number of late rows that a task has read so far."""
 
     rows: int = 0

@@ -1,5 +1,5 @@
 """
-Convert columns between Arrow and pandas, by PySpark's rules.
+Convert columns between Arrow and pandas in the same way as PySpark.
 
 PySpark's own conversion of whole frames has another form in each version.  The rules here are those
 of 4.3, on every version; the values of nested and other special types are converted by PySpark's
@@ -46,7 +46,7 @@ _PLAIN: Final = (
 
 
 def series_of(table: pa.Table, *, timezone: str, int_extension: bool) -> list[pd.Series]:
-    """Return the columns of *table* as a pandas processor sees them."""
+    """Return the columns of *table* in the form that a pandas processor expects."""
     return [_series(column, timezone, int_extension) for column in table.columns]
 
 
@@ -71,7 +71,7 @@ def _series(column: pa.ChunkedArray, timezone: str, int_extension: bool) -> pd.S
 
 
 class ColumnConverter:
-    """Converts one column of the output to Arrow."""
+    """Converts one output column to Arrow."""
 
     def __init__(
         self,

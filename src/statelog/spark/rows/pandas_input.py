@@ -52,7 +52,7 @@ _RowNumbers = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class PandasSettings:
     """
-    A session's settings for frames.
+    The settings of a session that affect frames.
 
     Each is the Spark setting of that name.
 
@@ -79,7 +79,7 @@ class PandasSettings:
 
     @classmethod
     def defaults(cls, timezone: str = "UTC") -> PandasSettings:
-        """Return Spark's defaults, with times in a zone."""
+        """Return Spark's default settings, with times in the given zone."""
         return cls(
             timezone=timezone,
             max_records=10_000,
@@ -117,7 +117,7 @@ class PandasSettings:
 
 
 class FrameInput(KeyedRows):
-    """The input rows of one task as frames, by key."""
+    """The input rows of one task as frames, grouped by key."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class FrameInput(KeyedRows):
         self._frames: _SortedFrame | None = None
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read all rows: key group, computed key columns, input columns."""
+        """Read all rows; the columns are key group, computed keys, and input columns."""
         parts = [batch for batch in batches if batch.num_rows]
         if not parts:
             return
@@ -145,13 +145,13 @@ class FrameInput(KeyedRows):
         self._frames = _SortedFrame(inputs, self._order.rows, self._settings)
 
     def again(self) -> FrameInput:
-        """Return the same rows in new frames: a call may have changed its frame in place."""
+        """Return the same rows in new frames, because a call may have modified its frame."""
         again = FrameInput(self._layout, self._codec, self._settings)
         again.read([] if self.kept_rows is None else self.kept_rows.batches)
         return again
 
     def _convert_times(self, columns: list[pa.Array]) -> None:
-        """Convert the timestamps in keys to the form that frames contain."""
+        """Convert timestamps in keys to the form that frames use."""
         if any(pa.types.is_timestamp(column.type) for column in columns):
             timezone = self._settings.timezone
             values = [
@@ -163,7 +163,7 @@ class FrameInput(KeyedRows):
             self._shown = list(zip(*values, strict=True))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[pd.DataFrame]]]:
-        """Yield each key in both its forms, with its frames."""
+        """Yield each key in both of its forms, with its frames."""
         frames = self._frames
         first, end = self._order.ranges.get(key_group, (0, 0))
         if frames is None or first == end:
@@ -176,14 +176,14 @@ class FrameInput(KeyedRows):
 
 
 def _as_cells(column: pa.Array, timezone: str) -> list[pd.Timestamp | None]:
-    """Convert timestamps to the form that frames contain."""
+    """Convert timestamps to the form that frames use."""
     table = pa.table([column], names=["key"])
     cells = series_of(table, timezone=timezone, int_extension=False)[0]
     return [None if cell is pd.NaT else cell for cell in cells]
 
 
 class _SortedFrame:
-    """All rows of a task in one sorted frame, cut into slices."""
+    """All rows of a task in one sorted frame, from which slices are cut."""
 
     def __init__(self, table: pa.Table, order: _RowNumbers, settings: PandasSettings) -> None:
         self._infers = settings.infers
@@ -204,7 +204,7 @@ class _SortedFrame:
         self._rows = min(settings.max_records, _rows_in(table, settings.max_bytes))
 
     def _without_missing(self, table: pa.Table, order: _RowNumbers) -> pa.Table:
-        """Replace nulls of integer columns with 0, and record their positions."""
+        """Replace nulls in integer columns with 0, and remember their positions."""
         for position, field in enumerate(table.schema):
             column = table.column(position)
             if pa.types.is_integer(field.type) and column.null_count:
@@ -216,7 +216,7 @@ class _SortedFrame:
     def _column(
         self, position: int, kind: pa.DataType, series: pd.Series, order: _RowNumbers
     ) -> np.ndarray:
-        """Return a column in order, with the type that pandas infers."""
+        """Return a column in sorted order, with the type that pandas would infer."""
         dtype = series.dtype
         if isinstance(dtype, np.dtype) and dtype.kind != "O":
             cells: np.ndarray = series.to_numpy()[order]
@@ -234,7 +234,7 @@ class _SortedFrame:
         return values
 
     def cut(self, start: int, end: int) -> Iterator[pd.DataFrame]:
-        """Yield the rows from *start* to before *end* as frames."""
+        """Yield the rows from *start* up to, but not including, *end* as frames."""
         while start < end:
             stop = min(end, start + self._rows)
             frame = self._cutter.slice_rows(start, stop)
@@ -251,12 +251,12 @@ class _SortedFrame:
 
 
 def _counts(are_null: npt.NDArray[np.bool_]) -> _RowNumbers:
-    """Return the number of nulls before each row, and before the end."""
+    """Return the number of nulls before each row, and in total."""
     return np.concatenate(([0], np.cumsum(are_null)))
 
 
 def _rows_in(table: pa.Table, max_bytes: int) -> int:
-    """Return how many rows of average size fill *max_bytes*, at least 1."""
+    """Return how many rows of average size fit into *max_bytes*, but at least 1."""
     if max_bytes == NO_LIMIT or not table.nbytes:
         return NO_LIMIT
     row_bytes: float = table.nbytes / table.num_rows

@@ -1,5 +1,5 @@
 """
-Cut and join frames with pandas' internals or its public API.
+Slice and join frames, using either pandas' internals or its public API.
 
 pandas' public calls cost more per frame than all other work of a task.  Its internals, which store
 the columns of one type as one array (a block), cut a frame into slices and join frames of one form
@@ -21,21 +21,21 @@ _log = logging.getLogger("statelog.spark")
 
 
 class FrameCutter:
-    """Cuts one frame into slices of its rows, with pandas' public API."""
+    """Cuts row slices from one frame with pandas' public API."""
 
     def __init__(self, whole: pd.DataFrame, columns: pd.Index) -> None:
         self._whole = whole
         self._columns = columns
 
     def slice_rows(self, start: int, stop: int) -> pd.DataFrame:
-        """Return the rows from *start* to before *stop*, indexed from 0."""
+        """Return the rows from *start* up to, but not including, *stop*, indexed from 0."""
         frame = self._whole.iloc[start:stop].reset_index(drop=True)
         frame.columns = self._columns.view()
         return frame
 
 
 class FrameJoiner:
-    """Stores copies of frames of one form, and joins them with pandas' public API."""
+    """Stores copies of frames with the same form, and joins them with pandas' public API."""
 
     def __init__(self) -> None:
         self._frames: list[pd.DataFrame] = []
@@ -45,22 +45,22 @@ class FrameJoiner:
         self._frames.append(frame.copy())
 
     def joined(self) -> pd.DataFrame:
-        """Return the rows of all frames as one, indexed from 0."""
+        """Join all frames into one, indexed from 0."""
         return pd.concat(self._frames, ignore_index=True)
 
 
 class Form(NamedTuple):
-    """The form of a frame, equal for frames that one joiner may join, and its number of rows."""
+    """The form of a frame, equal for frames that can be joined, and its number of rows."""
 
     key: Hashable
     rows: int
 
 
 class PublicAccess:
-    """Cuts and joins frames with pandas' public API."""
+    """Slices and joins frames with pandas' public API."""
 
     def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
-        """Return a cutter for *whole*; its slices get *columns* as names."""
+        """Return a cutter for *whole* that names the columns of its slices *columns*."""
         return FrameCutter(whole, columns)
 
     def form_of(self, frame: pd.DataFrame) -> Form:
@@ -68,12 +68,12 @@ class PublicAccess:
         return Form((*frame.columns.tolist(), *frame.dtypes.tolist()), len(frame))
 
     def joiner(self, like: pd.DataFrame) -> FrameJoiner:
-        """Return a joiner for frames with the form of *like*."""
+        """Return a joiner for frames of the same form as *like*."""
         return FrameJoiner()
 
 
 class _BlockCutter(FrameCutter):
-    """Cuts the blocks of a frame, without the overhead of `iloc`."""
+    """Slices the blocks of a frame, without the overhead of `iloc`."""
 
     def __init__(self, whole: pd.DataFrame, columns: pd.Index) -> None:
         super().__init__(whole, columns)
@@ -89,7 +89,7 @@ class _BlockCutter(FrameCutter):
 
 
 class _BlockJoiner(FrameJoiner):
-    """Joins frames block by block, so that one conversion handles all of them."""
+    """Joins frames block by block, so that a single conversion handles all of them."""
 
     def __init__(self, like: pd.DataFrame) -> None:
         self._columns = like.columns
@@ -114,13 +114,13 @@ class _BlockJoiner(FrameJoiner):
 
 
 class BlockAccess(PublicAccess):
-    """Cuts and joins frames with pandas' blocks."""
+    """Slices and joins frames through pandas' blocks."""
 
     def cutter(self, whole: pd.DataFrame, columns: pd.Index) -> FrameCutter:
         return _BlockCutter(whole, columns)
 
     def form_of(self, frame: pd.DataFrame) -> Form:
-        """Return the form; the blocks list their columns, so no column is looked up."""
+        """Return the form; the blocks list their columns, so none has to be looked up."""
         manager = frame._mgr
         names, rows = manager.axes
         blocks = [
@@ -131,7 +131,7 @@ class BlockAccess(PublicAccess):
         return Form((*names.tolist(), *blocks), len(rows))
 
     def joiner(self, like: pd.DataFrame) -> FrameJoiner:
-        """Return a joiner for frames; pandas.concat handles blocks of other classes."""
+        """Return a joiner for frames; pandas.concat handles other classes of blocks."""
         blocks = like._mgr.blocks
         if blocks and all(isinstance(block.dtype, np.dtype) for block in blocks):
             return _BlockJoiner(like)
@@ -140,7 +140,7 @@ class BlockAccess(PublicAccess):
 
 @functools.cache
 def frame_access() -> PublicAccess:
-    """Return the fastest access that works with the installed pandas."""
+    """Return the fastest kind of access that works with the installed pandas."""
     blocks = BlockAccess()
     if agrees_with_public(blocks):
         return blocks

@@ -38,7 +38,7 @@ _UNFIT = (
 @dataclass(slots=True)
 class _Frames:
     """
-    Frames of one form.
+    Frames that have the same form.
 
     Args:
         joiner: Their rows.
@@ -51,7 +51,7 @@ class _Frames:
     lengths: list[int] = field(default_factory=list)
 
     def cut(self, whole: pd.DataFrame) -> Iterator[tuple[int, pd.DataFrame]]:
-        """Yield the number of each frame, and its rows in *whole*, the joined frames."""
+        """Yield the number of each frame and its rows in *whole*, which contains all frames."""
         start = 0
         for ordinal, length in zip(self.ordinals, self.lengths, strict=True):
             yield ordinal, whole.iloc[start : start + length].reset_index(drop=True)
@@ -88,7 +88,7 @@ class FrameOutput:
 
     def extend(self, produced: Iterable[object]) -> None:
         """
-        Collect the frames that one call yields; raise `UnfitOutputError` for other items.
+        Collect the frames that one call yields; raise `UnfitOutputError` for any other item.
 
         They are copied: a processor may yield one frame several times, with changes in between.
         """
@@ -121,7 +121,7 @@ class FrameOutput:
 
     def batch(self) -> pa.RecordBatch:
         """
-        Return all rows as one batch, in the order of yields.
+        Return all rows as one batch, in the order in which they were yielded.
 
         Columns are found by name, or by position where no name is a string; columns that the output
         does not have are left out.  A value that does not fit raises `UnfitOutputError`.
@@ -164,7 +164,7 @@ class FrameOutput:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def _unfit(self, frame: pd.DataFrame, ordinal: int, error: Exception) -> UnfitOutputError:
-        """Return an error with the frame's first rows and missing columns."""
+        """Return an error that shows the first rows of the frame and its missing columns."""
         types = ", ".join(
             f"{name} {dtype}" for name, dtype in zip(frame.columns, frame.dtypes, strict=True)
         )

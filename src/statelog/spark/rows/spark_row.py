@@ -33,7 +33,7 @@ at a time: objects that are used soon after they were made are still in the proc
 
 
 class RowInput(KeyedRows):
-    """The input rows of one task as Rows, by key."""
+    """The input rows of one task as Rows, grouped by key."""
 
     def __init__(self, layout: InputLayout, key_codec: KeyCodec) -> None:
         super().__init__(key_codec)
@@ -43,7 +43,7 @@ class RowInput(KeyedRows):
         self._make: Callable[..., Row] = Row
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read all rows: key group, computed key columns, input columns."""
+        """Read all rows; the columns are key group, computed keys, and input columns."""
         read = [batch for batch in batches if batch.num_rows]
         if not read:
             return
@@ -61,17 +61,17 @@ class RowInput(KeyedRows):
             self._rows = self._rows_of(0, self.row_count)
 
     def again(self) -> RowInput:
-        """Create the same rows again, because a call may have changed a list in a row."""
+        """Create the same rows again, because a call may have modified a list in a row."""
         self._rows = None
         return self
 
     def _rows_of(self, start: int, end: int) -> list[Row]:
-        """Return the rows between two positions, in the order of keys."""
+        """Return the rows between two positions, in key order."""
         columns = (to_python(column.slice(start, end - start)) for column in self._columns)
         return list(map(self._make, zip(*columns, strict=True)))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[Row]]]:
-        """Yield each key in both its forms, with its rows."""
+        """Yield each key in both of its forms, with its rows."""
         first, end = self._order.ranges.get(key_group, (0, 0))
         bounds = self._order.bounds[first : end + 1]
         start = 0
@@ -107,7 +107,7 @@ class RowOutput:
 
     @property
     def unnamed(self) -> UnnamedColumns | None:
-        """The columns that no row of a batch has set so far; None if all were set."""
+        """The columns that no row in any batch has set so far; None if all were set."""
         if not self._unnamed:
             return None
         columns = tuple(name for name in self._names if name in self._unnamed)
@@ -119,7 +119,7 @@ class RowOutput:
 
     def batch(self) -> pa.RecordBatch:
         """
-        Return all rows as one batch; raise `UnfitOutputError` if a value does not fit.
+        Return all rows as one batch; raise `UnfitOutputError` if a value does not fit its column.
 
         More rows than one batch can hold raise `CapacityError`.  Fields are found by name; a field
         that a row lacks becomes null, as in Spark.
@@ -157,13 +157,13 @@ class RowOutput:
         return [[value.get(name) for value in values] for name in self._names]
 
     def _note_names(self, names: set[str]) -> None:
-        """Collect the field names of rows, some of which omit columns."""
+        """Collect the field names used in rows, because some rows omit columns."""
         self._unnamed -= names
         others = sorted(names.difference(self._names, self._other_names))
         self._other_names.update(others[: MOST_NAMES - len(self._other_names)])
 
     def _no_row(self, item: object) -> str:
-        """Describe what is wrong with an item that is not a named Row, and what to do."""
+        """Describe why an item is not a row with field names, and how to fix it."""
         advice = f"write {row_call(self._names)} for an output row"
         if isinstance(item, dict):
             advice = "write `yield Row(**values)` for an output row from a dict"
@@ -174,7 +174,7 @@ class RowOutput:
     def _unfit(
         self, field: pa.Field, rows: Sequence[Row], column: Sequence[object], error: Exception
     ) -> UnfitOutputError:
-        """Return an error with the first row that does not fit."""
+        """Return an error about the first row that does not fit the output."""
         for number, (row, value) in enumerate(zip(rows, column, strict=True)):
             try:
                 pa.array([value], type=field.type)
@@ -197,7 +197,7 @@ def _may_hold_struct(kind: pa.DataType) -> bool:
 
 
 def _by_name(value: object) -> object:
-    """Convert Rows in a value to dicts."""
+    """Convert the Rows in a value to dicts."""
     if isinstance(value, Row):
         return value.asDict(recursive=True) if hasattr(value, "__fields__") else value
     if isinstance(value, list):

@@ -80,7 +80,7 @@ _SEED: Final = np.uint32(42)
 
 
 def refuse_before(version: tuple[int, int], what: str) -> None:
-    """Reject *what* on a Spark before *version*, which lacks its foundation."""
+    """Reject *what* on Spark versions before *version*, which lack what it needs."""
     if version > SPARK:
         raise UsageError(
             f"{what} is not available on Spark {SPARK[0]}.{SPARK[1]}: it requires Spark "
@@ -89,7 +89,7 @@ def refuse_before(version: tuple[int, int], what: str) -> None:
 
 
 def known_arguments(function: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
-    """Return *function* with the named arguments that it accepts in this version."""
+    """Return *function* bound to the named arguments that it accepts in this version."""
     parameters = inspect.signature(function).parameters
     return functools.partial(
         function, **{name: value for name, value in arguments.items() if name in parameters}
@@ -102,7 +102,7 @@ def takes(function: Callable[..., object], argument: str) -> bool:
 
 
 def offered(place: object, names: Iterable[str]) -> list[str]:
-    """Return the *names* that a class or a module of Spark has in this version."""
+    """Return the *names* that a class or module of Spark has in this version."""
     return [name for name in names if hasattr(place, name)]
 
 
@@ -116,7 +116,7 @@ def parsed_ddl(session: SparkSession, text: str) -> types.DataType:
 
 def setting_or(session: SparkSession, name: str, absent: str) -> str | None:
     """
-    Return a setting, set or Spark's default.
+    Return the value of a setting, or Spark's default if it is not set.
 
     *absent* on 3.5, which does not have its default.
     """
@@ -124,7 +124,7 @@ def setting_or(session: SparkSession, name: str, absent: str) -> str | None:
 
 
 def arrow_of(frame: DataFrame, schema: pa.Schema) -> pa.Table:
-    """Return the rows of *frame*, which has the Arrow *schema*."""
+    """Return the rows of *frame*, whose Arrow schema is *schema*."""
     if hasattr(type(frame), "toArrow"):
         return frame.toArrow()
     batches = frame._collect_as_arrow()  # type: ignore[operator]
@@ -133,14 +133,14 @@ def arrow_of(frame: DataFrame, schema: pa.Schema) -> pa.Table:
 
 
 def condition_of(error: PySparkException) -> str | None:
-    """Return the condition of a Spark error, which Spark 3.5 calls its class."""
+    """Return the condition of a Spark error, which Spark 3.5 calls the error class."""
     name = "getCondition" if hasattr(error, "getCondition") else "getErrorClass"
     condition: str | None = getattr(error, name)()
     return condition
 
 
 def value_error(condition: str, parameters: Mapping[str, str]) -> PySparkValueError:
-    """Return PySpark's error for a wrong value."""
+    """Return PySpark's error for an invalid value."""
     if takes(PySparkValueError.__init__, "errorClass"):
         return PySparkValueError(errorClass=condition, messageParameters=dict(parameters))
     return PySparkValueError(error_class=condition, message_parameters=dict(parameters))  # type: ignore[call-arg]
@@ -151,14 +151,14 @@ ERROR_READER: Final = next(name for name in vars(PySparkException("")) if "error
 
 
 def begin_error(error: PySparkException, message: str, condition: str | None) -> None:
-    """Construct a PySpark error with the arguments that this Spark version accepts."""
+    """Create a PySpark error with the arguments that this version of Spark accepts."""
     PySparkException.__init__(error, message)
     name = "_errorClass" if hasattr(error, "_errorClass") else "error_class"
     setattr(error, name, condition)
 
 
 def described_in(error: object) -> str | None:
-    """Return the attribute of a JVM error that contains its text, or None."""
+    """Return the attribute in which a JVM error stores its text, or None."""
     for name in ("_desc", "desc"):
         if isinstance(getattr(error, name, None), str):
             return name
@@ -166,13 +166,13 @@ def described_in(error: object) -> str | None:
 
 
 def progress_fields(progress: Any) -> dict[str, Any]:
-    """Return a trigger's progress in JSON form; on Spark 3.5 it already is such a dict."""
+    """Return a trigger's progress as a dict in JSON form, which Spark 3.5 already provides."""
     fields: dict[str, Any] = json.loads(progress.json) if hasattr(progress, "json") else progress
     return fields
 
 
 def progress_of(fields: Mapping[str, Any]) -> StreamingQueryProgress:
-    """Parse a trigger's progress from its JSON, as Spark's queries do."""
+    """Parse a trigger's progress from JSON, as Spark's own queries do."""
     if SPARK < (4, 0):
         return dict(fields)  # type: ignore[return-value]
     # Imported here, because tasks do not need it.
@@ -194,7 +194,7 @@ The types of dates and times in this version.
 
 def frames_are_inferred(*, has_initial: bool) -> bool:
     """
-    Return whether Spark builds a pandas processor's frames from Python objects.
+    Return whether Spark builds the frames for pandas processors from Python objects.
 
     Then pandas infers the types of their columns again.  Otherwise they are as Arrow made them.
     4.0 never infers, 4.1 does without initial state, later versions always do.
@@ -206,7 +206,7 @@ def frames_are_inferred(*, has_initial: bool) -> bool:
 
 def lists_are_sent_as_frames() -> bool:
     """
-    Return whether Spark's list state sends several elements as one pandas frame.
+    Return whether Spark's list state sends several elements together as a pandas frame.
 
     Then `put` and `appendList` let pandas and Arrow infer types, which fails for nested values;
     `appendValue` does not.
@@ -226,7 +226,7 @@ def repartition_by_id(frame: DataFrame, partitions: int, partition: str) -> Data
 
 
 def hashed_to(partitions: int, partition: str) -> str:
-    """Return the SQL of an int that Spark's hash partitioning maps to a partition."""
+    """Return SQL for an int that Spark's hash partitioning maps to the given partition."""
     return f"array({', '.join(map(str, values_by_partition(partitions)))})[{partition}]"
 
 
@@ -274,14 +274,14 @@ AvailableNow: Final[type] = getattr(_streaming, "SupportsTriggerAvailableNow", o
 
 
 def read_limit(most: int | None) -> Any:
-    """Return Spark's limit of *most* parts of a stream per micro-batch; None for no limit."""
+    """Return Spark's limit of *most* parts of a stream per micro-batch, or None for no limit."""
     if most is None:
         return _streaming.ReadAllAvailable()
     return _streaming.ReadMaxFiles(most)
 
 
 def limit_of(limit: object) -> int | None:
-    """Return how many parts of a stream Spark's limit allows; None for no limit."""
+    """Return how many parts of a stream a Spark limit allows, or None for no limit."""
     most: int | None = getattr(limit, "max_files", None)
     return most
 
@@ -310,11 +310,11 @@ class _SparkUsageError(UsageError):
 
 
 class DeletedStateError(_SparkUsageError, PySparkRuntimeError):
-    """A processor uses a state variable that `deleteIfExists` deleted."""
+    """A processor uses a state variable that was deleted with `deleteIfExists`."""
 
 
 class UnsupportedOperationError(_SparkUsageError, PySparkValueError):
-    """A call is not possible in the time mode."""
+    """A call is not allowed in the current time mode."""
 
 
 class MissingStateError(_SparkUsageError, PySparkAssertionError):
@@ -322,8 +322,8 @@ class MissingStateError(_SparkUsageError, PySparkAssertionError):
 
 
 class WrongTimeError(_SparkUsageError, IllegalArgumentException):
-    """A time moves backward or is before the watermark."""
+    """A time moves backward, or is earlier than the watermark."""
 
 
 class WrongArgumentError(_SparkUsageError, AssertionError):
-    """An argument that PySpark checks with `assert` is wrong."""
+    """An argument is wrong in a way that PySpark detects with `assert`."""

@@ -1,5 +1,5 @@
 """
-The interface between a processor and its state, for Spark 3.5, which lacks it in Python.
+The interface between a processor and its state, for Spark 3.5, whose Python API lacks it.
 
 It has the names, methods and arguments of Spark 4, so that one processor runs on both.  From 4.0 on
 `statelog.spark` gives out PySpark's own classes, see `spark_versions`, and nothing uses these.
@@ -58,15 +58,15 @@ class ExpiredTimerInfo:
 
 
 class ValueState(ABC):
-    """One value for the current key."""
+    """A single value for the current key."""
 
     @abstractmethod
     def exists(self) -> bool:
-        """Return whether there is a value."""
+        """Return whether there is a value for the key."""
 
     @abstractmethod
     def get(self) -> Fields | None:
-        """Return the value; None if there is none."""
+        """Return the value, or None if there is none."""
 
     @abstractmethod
     def update(self, newValue: Fields) -> None:
@@ -82,7 +82,7 @@ class ListState(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Return whether the list has elements."""
+        """Return whether the list has any elements."""
 
     @abstractmethod
     def get(self) -> Iterator[Fields]:
@@ -110,23 +110,23 @@ class MapState(ABC):
 
     @abstractmethod
     def exists(self) -> bool:
-        """Return whether the map has entries."""
+        """Return whether the map has any entries."""
 
     @abstractmethod
     def getValue(self, key: Fields) -> Fields | None:
-        """Return the value under *key*; None if there is none."""
+        """Return the value for *key*, or None if there is none."""
 
     @abstractmethod
     def containsKey(self, key: Fields) -> bool:
-        """Return whether there is a value under *key*."""
+        """Return whether there is a value for *key*."""
 
     @abstractmethod
     def updateValue(self, key: Fields, value: Fields) -> None:
-        """Set the value under *key*."""
+        """Set the value for *key*."""
 
     @abstractmethod
     def iterator(self) -> Iterator[tuple[Fields, Fields]]:
-        """Return the entries, each with key and value."""
+        """Return an iterator over the entries, as pairs of key and value."""
 
     @abstractmethod
     def keys(self) -> Iterator[Fields]:
@@ -138,7 +138,7 @@ class MapState(ABC):
 
     @abstractmethod
     def removeKey(self, key: Fields) -> None:
-        """Remove the value under *key*."""
+        """Remove the value for *key*."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -146,7 +146,7 @@ class MapState(ABC):
 
 
 class StatefulProcessorHandle(ABC):
-    """Gives a processor its state variables in `init`, and its timers in all methods."""
+    """Gives a processor access to its state variables in `init`, and to timers in all methods."""
 
     @abstractmethod
     def getValueState(
@@ -165,7 +165,7 @@ class StatefulProcessorHandle(ABC):
     def getListState(
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ListState:
-        """Return a list state; see `getValueState`, for each element."""
+        """Return a list state; the arguments of `getValueState` apply to each element."""
 
     @abstractmethod
     def getMapState(
@@ -175,11 +175,11 @@ class StatefulProcessorHandle(ABC):
         valueSchema: StructType | str,
         ttlDurationMs: int | None = None,
     ) -> MapState:
-        """Return a map state; see `getValueState`, for each entry."""
+        """Return a map state; the arguments of `getValueState` apply to each entry."""
 
     @abstractmethod
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer for the current key, at a time in milliseconds since 1970."""
+        """Register a timer for the current key; the time is in milliseconds since 1970."""
 
     @abstractmethod
     def deleteTimer(self, expiryTimestampMs: int) -> None:
@@ -187,11 +187,11 @@ class StatefulProcessorHandle(ABC):
 
     @abstractmethod
     def listTimers(self) -> Iterator[int]:
-        """Return the times of the timers of the current key, in milliseconds since 1970."""
+        """Return the times of the current key's timers, in milliseconds since 1970."""
 
     @abstractmethod
     def deleteIfExists(self, stateName: str) -> None:
-        """Delete a state variable, with its values for all keys."""
+        """Delete a state variable, including its values for all keys."""
 
 
 class StatefulProcessor(ABC):
@@ -204,24 +204,24 @@ class StatefulProcessor(ABC):
 
     @abstractmethod
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Get the state variables from *handle*; called once per task, before everything else."""
+        """Get the state variables from *handle*; called first, once per task."""
 
     @abstractmethod
     def handleInputRows(
         self, key: Any, rows: Iterator[Any], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Yield the output for the rows of one key in a micro-batch."""
+        """Yield the output for one key's rows in a micro-batch."""
 
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Any]:
-        """Yield the output for a timer that fired; by default, none."""
+        """Yield the output for a timer that has fired; the default yields nothing."""
         return iter([])
 
     def close(self) -> None:  # noqa: B027
-        """Release the resources of `init`; called at the end of a task."""
+        """Release the resources acquired in `init`; called at the end of a task."""
 
     def handleInitialState(  # noqa: B027
         self, key: Any, initialState: Any, timerValues: TimerValues
     ) -> None:
-        """Write the initial state of one key; called in the first micro-batch only."""
+        """Write the initial state of one key; called only in the first micro-batch."""

@@ -36,12 +36,12 @@ NO_LIMIT: Final = 2**31 - 1
 
 
 def sql_name(name: str) -> str:
-    """Return the name of a column or table for Spark's SQL, where a dot is not a field."""
+    """Quote a column or table name for Spark's SQL, so that a dot does not mean a field."""
     return f"`{name.replace('`', '``')}`"
 
 
 def arrow_schema(schema: StructType, what: str = "") -> pa.Schema:
-    """Convert *schema* to Arrow types; timestamps with a time zone are in UTC."""
+    """Convert *schema* to Arrow types; timestamps that have a time zone become UTC."""
     # Before 4.2 the argument does not exist, and the zone is always UTC.
     convert = known_arguments(to_arrow_schema, timezone="UTC")
     try:
@@ -61,7 +61,7 @@ def arrow_schema(schema: StructType, what: str = "") -> pa.Schema:
 
 
 def check_input(columns: StructType, names: Collection[str]) -> None:
-    """Reject an input column in *names* that cannot be sent to the tasks."""
+    """Reject any input column in *names* that cannot be sent to tasks."""
     sent = StructType([field for field in columns if field.name in names])
     for field in sent:
         _check_names(field.name, field.dataType)
@@ -79,7 +79,7 @@ def _check_names(path: str, kind: DataType) -> None:
 
 
 def make_row(names: Sequence[str], values: Sequence[object]) -> Row:
-    """Convert a struct to Spark's Row."""
+    """Convert a struct to a Spark Row."""
     row: Row = tuple.__new__(Row, values)
     row.__fields__ = list(names)
     return row
@@ -87,7 +87,7 @@ def make_row(names: Sequence[str], values: Sequence[object]) -> Row:
 
 def row_factory(names: Sequence[str]) -> Callable[[Iterable[object]], Row]:
     """
-    Return a function that creates a `Row` from its values.
+    Return a function that creates a `Row` from a sequence of values.
 
     The rows are of a subclass that stores the names once and finds a field by position, so that
     making a row and reading `row.amount` is several times faster than with Spark's class.  In all
@@ -98,7 +98,7 @@ def row_factory(names: Sequence[str]) -> Callable[[Iterable[object]], Row]:
 
 @lru_cache(maxsize=64)  # making a class takes as long as a small task's rows
 def _row_class(names: tuple[str, ...]) -> type[Row]:
-    """Return the class of the rows with these names."""
+    """Return the class of rows with these field names."""
     members: dict[str, object] = {"__slots__": (), "__fields__": list(names)}
     # A namedtuple's field descriptors read by position in C, without Row's Python methods.
     by_position = namedtuple("by_position", names, rename=True)  # type: ignore[misc]
@@ -110,7 +110,7 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 def from_ipc(data: bytes | memoryview) -> pa.Table:
-    """Validate and return a task's rows from an Arrow IPC stream; may raise `CorruptionError`."""
+    """Return a task's rows from an Arrow IPC stream, validated; may raise `CorruptionError`."""
     try:
         return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:
@@ -119,7 +119,7 @@ def from_ipc(data: bytes | memoryview) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class ArrowLimits:
-    """A session's limits for a batch, set or default: maximum rows and bytes, >= 1."""
+    """A session's limits for a batch, explicit or default: maximum rows and bytes, each >= 1."""
 
     records: int
     size: int
@@ -134,7 +134,7 @@ class ArrowLimits:
 
 
 def row_bytes(schema: pa.Schema) -> int | None:
-    """Return the maximum bytes of a row in a batch's buffers; None if row sizes vary."""
+    """Return how many bytes a row can occupy in a batch's buffers; None if sizes vary."""
     total = 0
     for column in schema:
         size = _value_bytes(column.type)
@@ -145,7 +145,7 @@ def row_bytes(schema: pa.Schema) -> int | None:
 
 
 def _value_bytes(kind: pa.DataType) -> int | None:
-    """Return the maximum bytes of a value, including one byte for its null flag."""
+    """Return how many bytes a value can occupy, including one byte for its null flag."""
     if pa.types.is_null(kind):
         return 1
     if pa.types.is_struct(kind):
@@ -160,7 +160,7 @@ def _value_bytes(kind: pa.DataType) -> int | None:
 
 def known_zone(name: str) -> str:
     """
-    Return a time zone that both Arrow and Python know.
+    Return a form of the time zone that both Arrow and Python know.
 
     UTC for one that only Java does, as `PST` and `Z`.
     """
@@ -172,7 +172,7 @@ def known_zone(name: str) -> str:
 
 
 def table_of(values: object, what: str) -> pa.Table:
-    """Convert columns in any form to a table; raises `UsageError`."""
+    """Convert columns in any supported form to a table; raises `UsageError`."""
     try:
         if isinstance(values, pa.Table):
             return values
@@ -192,7 +192,7 @@ def table_of(values: object, what: str) -> pa.Table:
 
 def _without_views(table: pa.Table) -> pa.Table:
     """
-    Convert string views in a table to strings, because few Arrow functions support them.
+    Convert string views in a table to strings, because few Arrow functions support views.
 
     Polars makes them.
     """

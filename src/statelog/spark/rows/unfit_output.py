@@ -1,5 +1,5 @@
 """
-Report output that does not fit, and the processor call that yielded it.
+Report output that does not fit its columns, and the processor call that yielded it.
 
 Items are converted many calls later, so an item that does not fit is found when the calls are over.
 """
@@ -30,7 +30,7 @@ _ITERATORS: Final = frozenset(
 
 class UnfitOutputError(ProcessorError):
     """
-    An item that a processor yields or returns does not fit the output.
+    An item that a processor yields or returns does not fit the output columns.
 
     The run of the processor, which knows the call, reports it with method and key.
     """
@@ -46,7 +46,7 @@ def unfit_output(what: str, batch_id: int, item_number: int | None = None) -> Un
 
 
 def described_item(item: object) -> str:
-    """Describe the item as a noun for a message."""
+    """Describe an item as a noun phrase for a message."""
     if item is None:
         return "None"
     if isinstance(item, Row):
@@ -58,14 +58,14 @@ def described_item(item: object) -> str:
 
 
 def row_call(names: Sequence[str]) -> str:
-    """Return the code that yields a row with these names."""
+    """Return code that yields a row with these field names."""
     fields = [f"{name}=..." for name in names[:_MOST_NAMES]]
     more = ", ..." if len(names) > _MOST_NAMES else ""
     return f"`yield Row({', '.join(fields)}{more})`"
 
 
 def check_event_times(batch: pa.RecordBatch, column: str, watermark_ms: int, batch_id: int) -> None:
-    """Raise `ProcessorError` if an output row is older than the watermark."""
+    """Raise `ProcessorError` if an output row's event time is before the watermark."""
     times = batch.column(column).cast(pa.timestamp("us", tz="UTC"))
     oldest = pc.min(times.cast(pa.int64())).as_py()
     if oldest is not None and oldest < watermark_ms * 1000:
@@ -108,7 +108,7 @@ class _Span(NamedTuple):
 
 class OutputCalls:
     """
-    The calls since the last conversion.
+    The processor calls since the last conversion.
 
     Attributes: `ends`: for each call the number of items after it.  The run appends to it, because
     one more method for each key takes too long.
@@ -121,12 +121,12 @@ class OutputCalls:
     def begin(
         self, keys: Sequence[Key], key_group: int, method: str, timer_ms: int = -1
     ) -> list[int]:
-        """Start calls of one method in one key group, one per key; return `ends`."""
+        """Begin a series of calls of one method in one key group, one per key; return `ends`."""
         self._spans.append(_Span(len(self.ends), keys, key_group, method, timer_ms))
         return self.ends
 
     def call_of(self, item: int) -> OutputCall:
-        """Return the call that yielded the item at a position."""
+        """Return the call that yielded the item at this position."""
         call = bisect.bisect_right(self.ends, item)
         span = self._spans[bisect.bisect_right(self._spans, call, key=itemgetter(0)) - 1]
         key = span.keys[call - span.first]
@@ -135,7 +135,7 @@ class OutputCalls:
         )
 
     def finish(self) -> None:
-        """Finish the calls that started last; drop calls without items if they are the majority."""
+        """Finish the latest series of calls; drop calls without items if they are the majority."""
         span = self._spans[-1]
         ends = self.ends
         before = ends[span.first - 1] if span.first else 0
@@ -151,7 +151,7 @@ class OutputCalls:
             ends[span.first :] = [ends[span.first + call] for call in with_items]
 
     def clear(self) -> None:
-        """Discard finished calls whose items were converted."""
+        """Discard finished calls whose items have been converted."""
         if self._spans:
             span = self._spans[-1]
             keys = span.keys[len(self.ends) - span.first :]
@@ -166,7 +166,7 @@ class OutputCalls:
 
 def returned(produced: Any, batch_id: int, noun: str) -> Iterable[Any]:
     """
-    Return the result of a processor method, if its items can be output.
+    Return the result of a processor method, if it can be iterated as output.
 
     One item, as by `return` in the place of `yield`, raises `UnfitOutputError`; *noun* says what
     items are.

@@ -1,5 +1,5 @@
 """
-The result of `transform_with_state`: a stream that records its steps.
+The result of `transform_with_state`: a stream that records the steps applied to it.
 
     stateful_stream   the DataFrame methods: recorded, answered, or rejected with the reason
     recorded_plan     the recorded steps, applied to each micro-batch

@@ -1,5 +1,5 @@
 """
-Add statelog's figures and the metrics of `observe` to a query's progress.
+Add statelog's figures, and the metrics from `observe`, to a query's progress.
 
 Spark fills `stateOperators` from its own physical plan, and `observedMetrics` from the plan of the
 stream.  The engine runs outside of both, so the query object adds them: for each micro-batch one
@@ -40,12 +40,12 @@ class Observing(Protocol):
     """Observes the rows of a micro-batch."""
 
     def on(self, frame: DataFrame, name: str, columns: Sequence[Column]) -> DataFrame:
-        """Return the rows, observed under *name*."""
+        """Return the rows, observed under the name *name*."""
 
 
 class Observations:
     """
-    The metrics of one query in the current micro-batch.
+    The observed metrics of one query in the current micro-batch.
 
     Thread: the query's.
     """
@@ -54,29 +54,29 @@ class Observations:
         self._current: dict[str, _Observed] = {}
 
     def on(self, frame: DataFrame, name: str, columns: Sequence[Column]) -> DataFrame:
-        """Return the rows of a micro-batch; the first action on them observes them under *name*."""
+        """Return a micro-batch's rows; the first action on them observes them as *name*."""
         self._current[name] = observation = _observation(frame, name)
         return frame.observe(observation, *columns)
 
     def add(self, name: str, values: Mapping[str, object]) -> None:
-        """Store values that are already known."""
+        """Store metrics whose values are already known."""
         self._current[name] = _Known(values)
 
     def take(self) -> ObservedBatch:
-        """Return the metrics of the finished micro-batch."""
+        """Return the metrics of the micro-batch that has just finished."""
         batch = self._current
         self._current = {}
         return ObservedBatch(batch)
 
 
 class _BetweenOperators:
-    """Observes the rows that the next operator reads."""
+    """Observes the rows between two operators, which the second operator reads."""
 
     def __init__(self, observations: Observations) -> None:
         self._observations = observations
 
     def on(self, frame: DataFrame, name: str, columns: Sequence[Column]) -> DataFrame:
-        """Compute the metrics with a Spark job, and return the rows."""
+        """Compute the metrics in a separate Spark job, and return the rows."""
         row = frame.agg(*columns).first()
         self._observations.add(name, {} if row is None else row.asDict())
         return frame.select("*")
@@ -84,27 +84,27 @@ class _BetweenOperators:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Values in the form of a PySpark observation."""
+    """Known values, in the form of a PySpark observation."""
 
     get: Mapping[str, object]
 
 
 class _Observed(Protocol):
-    """A PySpark observation from either kind of session, or values already known."""
+    """A PySpark observation from either kind of session, or values that are already known."""
 
     @property
     def get(self) -> Mapping[str, object]: ...
 
 
 class ObservedBatch:
-    """The metrics of one micro-batch, as PySpark's observations by name."""
+    """The metrics of one micro-batch, as PySpark observations by name."""
 
     def __init__(self, observations: Mapping[str, _Observed]) -> None:
         self._observations = observations
         self._deadline: float | None = None
 
     def values(self) -> dict[str, dict[str, object]]:
-        """Return the values by name and column, except names whose rows no action read."""
+        """Return the values by name and column, omitting names whose rows no action has read."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _WAIT_SECONDS
         return {
@@ -127,7 +127,7 @@ class ObservedBatch:
 def observed(
     frame: DataFrame, arguments: Sequence[Any], observations: Observing | None
 ) -> DataFrame:
-    """Apply a recorded `observe` to a micro-batch's rows, unless metrics are omitted."""
+    """Apply a recorded `observe` to a micro-batch's rows, unless metrics are to be omitted."""
     if observations is None:
         return frame.select("*")  # another frame, as after every step
     name, *columns = arguments
@@ -137,7 +137,7 @@ def observed(
 def observed_operators(
     operators: Sequence[OperatorDefinition], observations: Observations
 ) -> tuple[OperatorDefinition, ...]:
-    """Return *operators*, and collect the metrics of steps between them in *observations*."""
+    """Return *operators* so that *observations* collects the metrics of the steps between them."""
     between = _BetweenOperators(observations)
     return tuple(
         operator
@@ -158,7 +158,7 @@ def _observation(frame: DataFrame, name: str) -> Any:
 
 class ProgressFigures:
     """
-    The figures of the newest micro-batches of a query's run, as many as Spark retains.
+    The figures of the newest micro-batches of a run, as many as Spark retains.
 
     Thread: `note` the query's, `added_to` any.
     """
@@ -186,7 +186,7 @@ class ProgressFigures:
         return note
 
     def added_to(self, progress: StreamingQueryProgress) -> StreamingQueryProgress:
-        """Add statelog's figures to Spark's progress of a trigger."""
+        """Add statelog's figures to Spark's progress for a trigger."""
         noted = dict(self._batches)
         batches = {batch_id: batch for batch_id, (batch, _) in noted.items()}
         return with_batch(
@@ -201,7 +201,7 @@ def with_batch(
     observed: Callable[[int], Mapping[str, Mapping[str, object]]],
 ) -> StreamingQueryProgress:
     """
-    Add a micro-batch's figures and observed metrics to Spark's progress of its trigger.
+    Add the figures and observed metrics of a micro-batch to the progress of its trigger.
 
     A trigger without a micro-batch, or whose micro-batch had no effect, has the size of the state.
     """
@@ -219,7 +219,7 @@ def state_operator(
     operators: Sequence[OperatorDefinition], progress: BatchProgress
 ) -> dict[str, object]:
     """
-    Convert a micro-batch's figures to a `stateOperators` entry, in Spark's JSON form.
+    Convert a micro-batch's figures to a `stateOperators` entry in Spark's JSON form.
 
     It has all operators of the query together.  statelog does not count removed rows, and its
     workers do not measure the memory of state: these figures are 0.
@@ -248,7 +248,7 @@ def state_operator(
 def idle_operator(
     operators: Sequence[OperatorDefinition], before: BatchProgress
 ) -> dict[str, object]:
-    """Return a `stateOperators` entry for a trigger without effect that follows *before*."""
+    """Return a `stateOperators` entry for a trigger without effect; *before* is the last one."""
     nothing = BatchProgress(
         batch_id=before.batch_id,
         checkpoint_id=before.checkpoint_id,
@@ -261,7 +261,7 @@ def idle_operator(
 
 
 def _variables(operators: Sequence[OperatorDefinition]) -> dict[str, int]:
-    """Return the numbers of state variables under Spark's names."""
+    """Return the counts of state variables, under the names that Spark uses."""
     schemas = [operator.schema for operator in operators]
     states = [state for schema in schemas for state in schema.states]
     numbers = {"numDeletedStateVars": sum(len(schema.deleted) for schema in schemas)}

@@ -1,5 +1,5 @@
 """
-Record the steps after a stateful operator, and apply them.
+Record the steps that follow a stateful operator, and apply them to its output.
 
 A micro-batch's output is a batch frame that exists only while the query runs.  The user's calls
 come before that.  Each is applied at once to a *shape*, an empty stream with the same schema, so
@@ -50,7 +50,7 @@ _MAY_MAKE_ROWS = ("mapInArrow", "mapInPandas")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call on the frame, and the resulting shape."""
+    """One method call on the frame, and the shape of its result."""
 
     method: str
     args: tuple[object, ...]
@@ -60,42 +60,42 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPlan:
-    """The steps applied to a stateful operator's output, and the shape of that output."""
+    """The steps that follow a stateful operator, and the shape of the operator's output."""
 
     start: DataFrame
     steps: tuple[Step, ...] = ()
 
     @classmethod
     def of(cls, session: SparkSession, schema: StructType) -> Self:
-        """Return a plan without steps for an output with *schema*."""
+        """Return a plan without any steps, for an output with *schema*."""
         return cls(empty_stream(session, schema))
 
     @property
     def shape(self) -> DataFrame:
-        """An empty stream with the schema and columns of the result."""
+        """An empty stream with the schema and columns that the plan produces."""
         return self.steps[-1].shape if self.steps else self.start
 
     @property
     def is_stateless(self) -> bool:
-        """Whether empty input always means empty output; a user's function may add rows."""
+        """Whether empty input always produces empty output; a user's function may add rows."""
         return not any(step.method in _MAY_MAKE_ROWS for step in self.steps)
 
     def then(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Self:
-        """Return the plan with a call to *method* appended, if Spark and statelog can run it."""
+        """Return the plan with a call of *method* appended, if Spark and statelog can run it."""
         _refuse_streams(method, (*args, *kwargs.values()))
         shape = getattr(self.shape, method)(*args, **kwargs)
         self._check(method, shape)
         return replace(self, steps=(*self.steps, Step(method, args, kwargs, shape)))
 
     def _check(self, method: str, shape: DataFrame) -> None:
-        """Reject a step that needs state, or that Spark does not support on a stream."""
+        """Reject a step that needs state, or that Spark does not support on streams."""
         for operator in streaming_operators(shape):
             if operator in STATEFUL:
                 raise needs_state(method, STATEFUL[operator])
         check_streaming(shape)
 
     def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
-        """Apply the steps to *frame*, the output of one micro-batch, with or without `observe`."""
+        """Apply the steps, with or without `observe`, to *frame*, a micro-batch's output."""
         if not self.steps:
             return frame
         frame = with_columns_of(self.start, frame)
@@ -109,7 +109,7 @@ class RecordedPlan:
 
 
 def _refuse_streams(method: str, arguments: Iterable[object]) -> None:
-    """Reject arguments of a step that are streams."""
+    """Reject step arguments that are streams."""
     for argument in arguments:
         if isinstance(argument, DataFrame) and argument.isStreaming:
             raise UsageError(
@@ -120,7 +120,7 @@ def _refuse_streams(method: str, arguments: Iterable[object]) -> None:
 
 
 def needs_state(method: str, what: str) -> UsageError:
-    """Return the error for a step that needs Spark's own state."""
+    """Return the error for a step that would need Spark's own state."""
     return UsageError(
         f"{method}: {what} needs Spark's own state, which is not possible after this query's state: do "
         "it in a processor, before the first stateful operator, or in a second query over the "

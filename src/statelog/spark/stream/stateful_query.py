@@ -1,5 +1,5 @@
 """
-The `StreamingQuery` of `start`, with causes in its errors and figures in its progress.
+The `StreamingQuery` that `start` returns, with causes in errors and figures in progress.
 
 A query without a checkpointLocation gets a temporary one, if its sink is for one-time queries.
 Source: Spark's DataStreamWriter and StreamExecution: the folder `temporary-...`, its deletion at
@@ -35,14 +35,14 @@ _FILE: Final = "file://"
 
 
 class Failures:
-    """The failures of one run of a query, and its function for `foreachBatch`."""
+    """The failures of one run of a query, and the query's `foreachBatch` function."""
 
     def __init__(self, process: Callable[[DataFrame, int], None]) -> None:
         self._process = process
         self.last: StatelogError | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Process a micro-batch; raise statelog's error so that Spark's text starts with it."""
+        """Process a micro-batch; raise statelog's error so that Spark's text begins with it."""
         try:
             self._process(frame, batch_id)
         except StatelogError as error:
@@ -55,7 +55,7 @@ class Failures:
 
 @contextlib.contextmanager
 def message_first(begin: Callable[[StreamingQueryException], None]) -> Iterator[None]:
-    """Prepend its cause to the error that ended a query with *begin*, and raise the error."""
+    """Raise the error that ended a query, with its cause at the beginning of the message."""
     try:
         yield
     except StreamingQueryException as error:
@@ -65,7 +65,7 @@ def message_first(begin: Callable[[StreamingQueryException], None]) -> Iterator[
 
 class StatefulQuery(StreamingQuery):
     """
-    Spark's `StreamingQuery`, with the errors and figures of statelog.
+    Spark's `StreamingQuery`, with statelog's errors and figures.
 
     *at_end* is called when `stop` or `awaitTermination` sees the end of the query; several times.
     """
@@ -131,7 +131,7 @@ class StatefulQuery(StreamingQuery):
 
 
 def temporary_checkpoint(session: SparkSession) -> str:
-    """Create a folder on the driver's disk that the JVM deletes at exit; return its path."""
+    """Create a folder on the driver's disk, which the JVM deletes when it exits."""
     checkpoint = f"{_FILE}{temporary_folder(session)}"
     _log.warning(
         "the query does not have a checkpointLocation: its offsets and state are in the temporary folder "
@@ -142,7 +142,7 @@ def temporary_checkpoint(session: SparkSession) -> str:
 
 
 def delete_at_end(query: StreamingQuery, checkpoint: str, session: SparkSession) -> None:
-    """Delete a temporary checkpointLocation when *query* ends, as Spark does."""
+    """Delete a temporary checkpointLocation when *query* ends, as Spark itself does."""
     forced = str(session.conf.get(_FORCE, "false")).lower() == "true"
     wait_for = wait_for_end(query)
 

@@ -1,5 +1,5 @@
 """
-`StatefulStream`: the output of a stateful operator as a DataFrame.
+`StatefulStream`: the output of a stateful operator, in the form of a DataFrame.
 
 It has the methods of a `DataFrame`.  Methods that process rows one by one are recorded and applied
 to each micro-batch's output before the sink.  Methods that need more than one micro-batch raise an
@@ -139,7 +139,7 @@ REFUSED: Final[Mapping[str, str]] = {
 
 
 class GroupedStatefulStream(GroupedData):
-    """A `StatefulStream`, grouped for a further `transform_with_state` in the same query."""
+    """A grouped `StatefulStream`, for another `transform_with_state` in the same query."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class GroupedStatefulStream(GroupedData):
         self.shape = shape
 
     def transformWithState(self, *args: object, **kwargs: object) -> DataFrame:
-        """See Spark's method, which `statelog.spark.enable` replaces; rejected otherwise."""
+        """See Spark's method; requires a session in which `statelog.spark.enable` was called."""
         return self._of_session("transformWithState")(self, *args, **kwargs)
 
     def transformWithStateInPandas(self, *args: object, **kwargs: object) -> DataFrame:
@@ -185,7 +185,7 @@ def _not_grouped(*args: object, **kwargs: object) -> NoReturn:
 
 
 class StatefulStream(DataFrame):
-    """The output of a query's last operator over a stream, and the steps applied to it."""
+    """The output of the last stateful operator in a query, and the steps applied to it."""
 
     _operators: tuple[OperatorDefinition, ...]
     _plan: RecordedPlan
@@ -211,16 +211,16 @@ class StatefulStream(DataFrame):
 
     @property
     def na(self) -> DataFrameNaFunctions:
-        """Functions for missing values."""
+        """Functions that handle missing values."""
         return DataFrameNaFunctions(self)
 
     @property
     def writeStream(self) -> StatefulStreamWriter:
-        """A writer with the methods of Spark's."""
+        """A writer with the same methods as Spark's."""
         return StatefulStreamWriter(self._operators, self._plan)
 
     def groupBy(self, *cols: Any) -> GroupedData:
-        """Group the rows, like Spark's `groupBy`, for a further stateful operator in the query."""
+        """Group the rows, like Spark's `groupBy`, for another stateful operator in the query."""
         shape = self._plan.shape.groupBy(*cols)
         return GroupedStatefulStream(self, self._operators, self._plan, shape)
 
@@ -228,7 +228,7 @@ class StatefulStream(DataFrame):
 
     def observe(self, observation: str, *exprs: Column) -> StatefulStream:  # type: ignore[override]
         """
-        Compute metrics of each micro-batch, for `observedMetrics` of the query's progress.
+        Compute metrics of each micro-batch, which appear as `observedMetrics` in the progress.
 
         Args:
             observation: The name of the metrics; not an `Observation`, which has one action's

@@ -1,5 +1,5 @@
 """
-`StatefulStreamWriter`: start a query over a stateful stream.
+`StatefulStreamWriter`: starts a query that writes a stateful stream.
 
 It is Spark's `DataStreamWriter` over the input, so that query names, triggers and their errors are
 Spark's.  The format, table and options of the output are stored here and used for each micro-batch.
@@ -52,7 +52,7 @@ _KEPT_PROGRESS = "spark.sql.streaming.numRecentProgressUpdates"
 
 
 class StatefulStreamWriter(DataStreamWriter):
-    """Spark's `DataStreamWriter` for a stateful stream; `start` returns a real `StreamingQuery`."""
+    """Spark's `DataStreamWriter` for stateful streams; `start` returns a real `StreamingQuery`."""
 
     def __init__(self, operators: Sequence[OperatorDefinition], plan: RecordedPlan) -> None:
         super().__init__(operators[0].frame)
@@ -70,7 +70,7 @@ class StatefulStreamWriter(DataStreamWriter):
         self._target = Target()
 
     def outputMode(self, outputMode: str) -> StatefulStreamWriter:
-        """Accept "append" or "update"; both write the rows that the processor yields."""
+        """Accept "append" or "update"; in both, the rows that the processor yields are written."""
         mode = outputMode.strip().lower() if isinstance(outputMode, str) else ""
         if mode == "complete":
             raise UsageError(
@@ -82,7 +82,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return self
 
     def trigger(self, **trigger: Any) -> StatefulStreamWriter:
-        """Set the trigger, with the arguments of Spark's `trigger`; micro-batches only."""
+        """Set the trigger, with the same arguments as Spark; it must run micro-batches."""
         self._check_trigger(trigger)
         super().trigger(**trigger)
         self._trigger = trigger
@@ -103,12 +103,12 @@ class StatefulStreamWriter(DataStreamWriter):
         return self
 
     def format(self, source: str) -> StatefulStreamWriter:
-        """Write each micro-batch in this format (also "console", "memory", "noop")."""
+        """Write each micro-batch in this format; "console", "memory" and "noop" work too."""
         self._target = replace(self._target, source=_text("source", source))
         return self
 
     def option(self, key: str, value: OptionValue) -> StatefulStreamWriter:
-        """Set an option: `checkpointLocation`, `statelog.<setting>`, or a sink option."""
+        """Set an option: `checkpointLocation`, `statelog.<setting>`, or an option of the sink."""
         if value is None:
             return self
         if key.lower() == _CHECKPOINT:
@@ -136,12 +136,12 @@ class StatefulStreamWriter(DataStreamWriter):
         return self
 
     def foreach(self, f: RowFunction) -> StatefulStreamWriter:
-        """Call a function, or an object's `process`, with each row."""
+        """Call a function, or the `process` method of an object, with each row."""
         self._sink = foreach_sink(f)
         return self
 
     def foreachBatch(self, func: Callable[[DataFrame, int], object]) -> StatefulStreamWriter:
-        """Call *func* with each micro-batch's output and id."""
+        """Call *func* with the output and the id of each micro-batch."""
         if not callable(func):
             raise UsageError(
                 f"foreachBatch requires a function of frame and batch id, not {given(func)}"
@@ -185,7 +185,7 @@ class StatefulStreamWriter(DataStreamWriter):
         **options: OptionValue,
     ) -> StreamingQuery:
         """
-        Start the query; see the method of the same name for each argument.
+        Start the query; each argument is described at the method of the same name.
 
         Raises:
             CheckpointError: The state location cannot be used by this query.
@@ -206,7 +206,7 @@ class StatefulStreamWriter(DataStreamWriter):
         queryName: str | None = None,
         **options: OptionValue,
     ) -> StreamingQuery:
-        """Start the query, and append each micro-batch to a table; see `start`."""
+        """Start the query, appending each micro-batch to a table; see `start`."""
         self._take(format, outputMode, partitionBy, queryName, options)
         self._target = replace(self._target, table=_text("tableName", tableName))
         return self._start(None, one_time=False)
@@ -275,7 +275,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return running
 
     def _format_sink(self, query: Query, files: QueryFiles) -> Sink:
-        """Return the sink for the format or table."""
+        """Return the sink for the chosen format or table."""
         # Imported here: a query whose output is a function needs neither files nor tables.
         from statelog.spark.stream.sinks.choose import SinkContext, sink_of
 
@@ -289,7 +289,7 @@ class StatefulStreamWriter(DataStreamWriter):
         return sink_of(context, self._target)
 
     def _query(self, checkpoint: str, *, is_temporary: bool) -> Query:
-        """Return the parts of the query that do not change while it runs."""
+        """Return everything about the query that does not change while it runs."""
         last = self._operators[-1]
         session = self._spark
         # The frame has its key groups already, and the session may have changed after that.
@@ -305,15 +305,15 @@ class StatefulStreamWriter(DataStreamWriter):
         return Query(operators, settings, normalize_url(location), bounds, last.observers)
 
     def _kept_progress(self) -> int:
-        """Return the number of micro-batches whose progress Spark retains."""
+        """Return for how many micro-batches Spark retains the progress."""
         return int(self._spark.conf.get(_KEPT_PROGRESS, "100") or 0)
 
     def _cores(self) -> int:
-        """Return the number of cores that Spark has."""
+        """Return how many cores Spark has."""
         return self._spark.sparkContext.defaultParallelism
 
     def _write_instead(self, frame: DataFrame) -> None:
-        """Write *frame* instead of the input, with the query's name and trigger."""
+        """Have Spark's writer write *frame* instead of its input, with its name and trigger."""
         write_instead(self, frame)
         if self._query_name is not None:
             super().queryName(self._query_name)
@@ -321,7 +321,7 @@ class StatefulStreamWriter(DataStreamWriter):
             super().trigger(**self._trigger)
 
     def _checkpoint_location(self, one_time: bool) -> str | None:
-        """Return the query's checkpointLocation by Spark's rules; None for a temporary one."""
+        """Return the query's checkpointLocation by Spark's rules, or None for a temporary one."""
         if self._checkpoint is not None:
             return self._checkpoint
         base = self._spark.conf.get("spark.sql.streaming.checkpointLocation", None)
@@ -336,7 +336,7 @@ class StatefulStreamWriter(DataStreamWriter):
 
 
 def _observed(query: Query, observations: Observations, figures: ProgressFigures) -> Query:
-    """Return *query* with `observe` between its operators, and with recorded figures."""
+    """Return *query* with `observe` applied between operators, and with its figures recorded."""
     return replace(
         query,
         operators=observed_operators(query.operators, observations),
@@ -345,7 +345,7 @@ def _observed(query: Query, observations: Observations, figures: ProgressFigures
 
 
 def _check_columns(operators: Sequence[OperatorDefinition], settings: QuerySettings) -> None:
-    """Check that recorded rows contain all columns, as a changed processor may need them."""
+    """Check that recorded rows contain all columns, because a changed processor may need them."""
     key = settings.keeps_rows
     name = key.removesuffix(".*")
     if key and not all(operator.has_all_columns for operator in operators):
@@ -363,7 +363,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _names(columns: tuple[str | list[str], ...]) -> tuple[str, ...]:
-    """Return names that were passed separately or as one list."""
+    """Return names that were passed as separate arguments or as one list."""
     if len(columns) == 1 and isinstance(columns[0], list | tuple):
         return tuple(columns[0])
     return cast("tuple[str, ...]", columns)

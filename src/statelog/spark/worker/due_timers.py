@@ -1,5 +1,5 @@
 """
-Find a task's due timers, and the time of its next timer.
+Find the timers that are due in a task, and when its next timer is due.
 
 A task with much input appends the changes of each part of its rows to the log and drops them from
 memory.  Timers fire after all rows and need the changes of their keys again.  So the changes are
@@ -28,7 +28,7 @@ from statelog.state.kinds import Key
 
 class RetiredChanges:
     """
-    The changes of earlier parts that timers need.
+    The changes made by earlier parts of the input, which timers need.
 
     Attributes: `due`: (time, key group, key) of the timers that are due after the rows;
     `first_ms`: time of the first timer later than these.
@@ -52,7 +52,7 @@ class RetiredChanges:
         overlays: Mapping[int, Overlay],
         changes: ChangeBatch,
     ) -> None:
-        """Store the changes of one part."""
+        """Store the changes made by one part."""
         for key_group, value in zip(
             changes.key_groups.tolist(), changes.values.to_pylist(), strict=True
         ):
@@ -72,7 +72,7 @@ class RetiredChanges:
                     self._superseded.setdefault(key_group, set()).add(key)
 
     def superseded(self, key_group: int) -> Collection[Key]:
-        """Return the keys whose timers were due before the micro-batch changed them."""
+        """Return the keys whose timers were already due before the micro-batch changed them."""
         return self._superseded.get(key_group, ())
 
     def brought_forward(
@@ -117,7 +117,7 @@ def due_timers(
     overlays: Mapping[int, Overlay],
     retired: RetiredChanges | None,
 ) -> list[Due]:
-    """Return the due timers as (time, key group, key), by time."""
+    """Return the timers that are due, as (time, key group, key), sorted by time."""
     # Keys in columns with a due timer are moved into the dict tables first.
     state.prepare_due(key_group_range, timers_id, until)
     due = [] if retired is None else list(retired.due)

@@ -1,5 +1,5 @@
 """
-The worker's interface for extensions.
+The interface between the worker and extensions.
 
 Each extension with a part in `TaskSpec.extras` is created for the task, and may do this, in order:
 
@@ -45,11 +45,11 @@ class TaskRun(Protocol):
 
     @property
     def output(self) -> OutputCollector:
-        """Collects the results of the processor."""
+        """Collects the processor's results."""
 
     @property
     def key_count(self) -> int:
-        """The number of keys processed so far."""
+        """How many keys have been processed so far."""
 
     def begin(self) -> None:
         """Initialize the processor; raises `ProcessorError` if that fails."""
@@ -58,33 +58,33 @@ class TaskRun(Protocol):
         """Return whether `retire` may be called after each part."""
 
     def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """Run the processor over keys with all their rows; raises `ProcessorError`."""
+        """Run the processor over some keys, passing all their rows; raises `ProcessorError`."""
 
     def retire(self, changes: ChangeBatch) -> None:
-        """Remove from memory the changes that were appended to the log."""
+        """Discard from memory the changes that have been appended to the log."""
 
     def end(self) -> None:
-        """Run the processor over the due timers, and close it; raises `ProcessorError`."""
+        """Run the processor for due timers, then close it; raises `ProcessorError`."""
 
     def flush(self) -> None:
-        """Convert the rest of the output; raises `ProcessorError` if a row does not fit."""
+        """Convert the remaining output; raises `ProcessorError` if a row does not fit."""
 
     def next_due_ms(self) -> int:
         """Return when the task's earliest timer is due after this run."""
 
     def encoded(self) -> ChangeBatch:
-        """Return the changes for the log; raises `ProcessorError` if a value does not fit."""
+        """Encode the changes for the log; raises `ProcessorError` if a value does not fit."""
 
     def stage(self, checkpoint_id: int, base_id: int, state_handle_id: str) -> None:
-        """Keep the changes for this worker's next task."""
+        """Store the changes for the next task of this worker."""
 
     def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
-        """Return the state with the changes of this run as a snapshot."""
+        """Return a snapshot of the state, including the changes made in this run."""
 
 
 def keyed_state(processor: AnyProcessor, state: AnyState) -> KeyedState:
     """
-    Return the state of a processor that is called key by key.
+    Return the state for a processor that is called once per key.
 
     Raises `InvariantError` for another.
     """
@@ -100,7 +100,7 @@ Calls: TypeAlias = Mapping[str, Callable[..., object]]
 @dataclass(frozen=True, slots=True)
 class TaskTools:
     """
-    The tools that an extension gets in addition to its part.
+    What an extension receives in addition to its part of the task's instructions.
 
     Args:
         spec: The instructions of the task.
@@ -120,7 +120,7 @@ class TaskTools:
 
 class TaskExtension(Protocol):
     """
-    The worker half of an extension, for one task.
+    The worker half of an extension, created for one task.
 
     Its arguments are its part of `TaskSpec.extras`, and the `TaskTools`.  An extension that adds
     calls to the handle is also made without a part, for the error of a call, and over a batch frame
@@ -136,11 +136,11 @@ class TaskExtension(Protocol):
     phase: ClassVar[str] = ""
 
     def calls(self) -> Calls:
-        """Return the methods that it adds to the handle, named as in its table row."""
+        """Return the methods that the extension adds to the handle, named as in its table row."""
         return {}
 
     def collectors(self) -> Sequence[Collector]:
-        """Return the collector for the additions of processor calls."""
+        """Return the collectors of what processor calls add."""
         return ()
 
     def new_run(
@@ -151,14 +151,14 @@ class TaskExtension(Protocol):
         output: OutputCollector,
         extensions: TaskExtensions,
     ) -> TaskRun | None:
-        """Return a run that replaces the face's run of the processor, or None."""
+        """Return a run that replaces the run of the processor's face, or None."""
         return None
 
     def wrap(
         self, run: TaskRun, collectors: Sequence[Collector], leave_out: Callable[[int, Key], None]
     ) -> TaskRun:
         """
-        Return a run that wraps a run.
+        Return a run that wraps the given run.
 
         Args:
             run: The run.
@@ -168,24 +168,24 @@ class TaskExtension(Protocol):
         return run
 
     def opened(self) -> None:
-        """Start collecting additions of calls, after the processor's `init`."""
+        """Start collecting what processor calls add; called after the processor's `init`."""
 
     def closed(self) -> None:
-        """Stop collecting additions of calls, before the processor's `close`."""
+        """Stop collecting what processor calls add; called before the processor's `close`."""
 
     def flush(self) -> None:
-        """Convert the additions of calls; raise `UnfitOutputError` if they do not fit."""
+        """Convert what processor calls added; raise `UnfitOutputError` if it does not fit."""
 
     def leave_out(self, key_group: int, key: Key) -> None:
-        """Discard the additions of a key whose processing failed."""
+        """Discard what was added for a key whose processing failed."""
 
     def failed(self, error: ProcessorError) -> ProcessorError:
-        """Return the error with which the task fails; see `ExtensionRow.advice` too."""
+        """Return the error that makes the task fail; see also `ExtensionRow.advice`."""
         return error
 
     def answer(self) -> object | None:
         """
-        Return the extension's part of the task's result; None for no part.
+        Return the extension's part of the task's result, or None.
 
         Blocks: On the store, where it is large.
         """
@@ -194,7 +194,7 @@ class TaskExtension(Protocol):
 
 class TaskExtensions:
     """
-    The extensions of a task, in order.
+    The extensions of a task, in the order in which they are called.
 
     Args:
         extras: The parts of the extensions, by name.
@@ -227,7 +227,7 @@ class TaskExtensions:
         key_group_range: KeyGroupRange,
         output: OutputCollector,
     ) -> TaskRun:
-        """Return the run of a processor over the keys of a task."""
+        """Return the run of a processor over a task's keys."""
         # The first extension with a run of its own replaces the run of the face.
         arguments = context, state, key_group_range, output, self
         for extension in self._all:
@@ -237,7 +237,7 @@ class TaskExtensions:
         return face_of(context.processor).new_run(*arguments)
 
     def wrap(self, run: TaskRun, output: Collector) -> TaskRun:
-        """Return the task's run, which wraps the run of its processor."""
+        """Wrap the run of the task's processor in the extensions' runs."""
         collectors = [output]
         for extension in self._all:
             collectors += extension.collectors()
@@ -246,27 +246,27 @@ class TaskExtensions:
         return run
 
     def opened(self) -> None:
-        """Begin the calls of the processor."""
+        """Start collecting what processor calls add."""
         for extension in self._all:
             extension.opened()
 
     def closed(self) -> None:
-        """End the calls of the processor."""
+        """Stop collecting what processor calls add."""
         for extension in self._all:
             extension.closed()
 
     def flush(self) -> None:
-        """Convert the additions of calls."""
+        """Convert what processor calls added."""
         for extension in self._all:
             extension.flush()
 
     def leave_out(self, key_group: int, key: Key) -> None:
-        """Discard the additions of a key whose processing failed."""
+        """Discard what was added for a key whose processing failed."""
         for extension in self._all:
             extension.leave_out(key_group, key)
 
     def failed(self, error: ProcessorError) -> ProcessorError:
-        """Return the error with which the task fails."""
+        """Return the error that makes the task fail."""
         for row in EXTENSIONS:
             extension = self._by_name.get(row.name)
             if extension is not None:

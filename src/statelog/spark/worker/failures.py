@@ -1,4 +1,4 @@
-"""Report a task's failures to the driver, message first."""
+"""Report a task's failure to the driver, starting with its message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def reported_to_driver(location: str) -> Iterator[None]:
-    """Raise statelog's errors in the form that `cause_of` finds in Spark's text."""
+    """Raise statelog's errors in a form that `cause_of` can find in Spark's text."""
     try:
         yield
     except StatelogError as failure:
@@ -42,7 +42,7 @@ def reported_to_driver(location: str) -> Iterator[None]:
 
 
 def with_message(error: StatelogError, message: str) -> StatelogError:
-    """Return an error of the closest public class with a different message."""
+    """Return an error of the closest public class, but with a different message."""
     # The driver knows the public classes only; a subclass would not be found there.
     kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     copy: StatelogError = kind(message, **error.facts)
@@ -50,7 +50,7 @@ def with_message(error: StatelogError, message: str) -> StatelogError:
 
 
 def _with_remedy(error: StatelogError, location: str) -> StatelogError:
-    """Add advice to the error of an unreadable object."""
+    """Add advice to the error about an object that cannot be read."""
     if not isinstance(error, ObjectNotFoundError | CorruptionError):
         return error
     missing = isinstance(error, ObjectNotFoundError)
@@ -64,7 +64,7 @@ def _with_remedy(error: StatelogError, location: str) -> StatelogError:
 
 
 def error_text(error: BaseException) -> tuple[str, str]:
-    """Return the class and the text of the error of a failed call."""
+    """Return the class and the text of the error that made a call fail."""
     if isinstance(error.__cause__, UnfitOutputError):
         error = error.__cause__
     cause = error.__cause__ if isinstance(error, ProcessorError) else error
@@ -80,7 +80,7 @@ def error_text(error: BaseException) -> tuple[str, str]:
 
 
 def storable(text: str) -> str:
-    """Make a text encodable as UTF-8: escape half surrogate pairs."""
+    """Make text encodable as UTF-8 by escaping unpaired surrogates."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -1,5 +1,5 @@
 """
-The handle of a task: state variables by name, and the timers of the current key.
+The handle in a task: state variables by name, and the timers of the current key.
 
 Source: pyspark.sql.streaming.stateful_processor.StatefulProcessorHandle.
 """
@@ -58,7 +58,7 @@ class TaskHandle(StateVariables):
         self._initialized = True
 
     def _variable(self, asked: WantedVariable) -> object:
-        """Return the state object, or one that rejects every use."""
+        """Return the state object, or an object that rejects all use."""
         name = asked.name
         self._only_in_init(name, "created")
         state: BoundState | RefusedState
@@ -101,7 +101,7 @@ class TaskHandle(StateVariables):
         return self._timers
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer of the current key."""
+        """Register a timer for the current key."""
         self._timers_or_error().register(int(expiryTimestampMs))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
@@ -109,12 +109,12 @@ class TaskHandle(StateVariables):
         self._timers_or_error().delete(int(expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
-        """Return the timers of the current key, ascending."""
+        """Return the timers of the current key in ascending order."""
         return iter(self._timers_or_error().times())
 
     def deleteIfExists(self, stateName: str) -> None:
         """
-        Delete a state variable for all keys; in `init` only.
+        Delete a state variable for all keys; allowed only in `init`.
 
         Where `init` asks for the variable behind it, each batch begins without what was in it.
         What `init` asked for before it can no longer be used.

@@ -1,5 +1,5 @@
 """
-The states that a worker process keeps between tasks, with their resources.
+The states that a worker process keeps between tasks, with the resources they use.
 
 A worker may run tasks of several queries of an application, at once or one after the other, and
 exists while any of them has tasks for it.  So a state that no task has asked for in a while is
@@ -45,7 +45,7 @@ _repeated = RepeatedSince()
 
 
 class KeptState:
-    """The state of an operator in this process, its store and its changelog."""
+    """The state of an operator in this process, with its store and its changelog."""
 
     def __init__(self, spec: TaskSpec) -> None:
         task_state = spec.state
@@ -70,7 +70,7 @@ class KeptState:
         )
 
     def close(self) -> None:
-        """Stop the threads of the changelog, if it started any; errors are logged."""
+        """Stop the threads of the changelog, if there are any; errors are logged."""
         try:
             self.storage.close()
         except StatelogError as error:
@@ -79,7 +79,7 @@ class KeptState:
 
 class KeptStates:
     """
-    All states in this process.
+    All states that this process keeps.
 
     Thread: one at a time; Spark runs one task in a Python worker.
     """
@@ -89,7 +89,7 @@ class KeptStates:
         self._by_name: dict[str, KeptState] = {}
 
     def of(self, spec: TaskSpec) -> KeptState:
-        """Return a task's state, and release states that were unused for `KEPT_S`."""
+        """Return the state for a task, and release states that have been unused for `KEPT_S`."""
         name = _name_of(spec)
         now_s = self._clock()
         # Forget what a rewind or another run has made wrong, and what was not used for a while.
@@ -113,7 +113,7 @@ class KeptStates:
         return worker_state
 
     def _forget(self, names: Sequence[str]) -> None:
-        """Release states, and free their memory before a task uses more."""
+        """Release states, and free their memory before a task needs more."""
         for name in names:
             self._by_name.pop(name).close()
         # A task that excluded the modules excluded its own objects too.
@@ -125,7 +125,7 @@ class KeptStates:
 
 def exclude_from_collection(worker_state: KeptState) -> None:
     """
-    Exclude long-lived objects from garbage collection: modules, and state that has grown.
+    Exclude long-lived objects, modules and grown state, from garbage collection.
 
     PySpark's daemon runs a full collection after every task.  A pass over the modules takes as long
     as a small task, one over a large state longer than any.  The collector never visits state in
@@ -145,7 +145,7 @@ def exclude_from_collection(worker_state: KeptState) -> None:
 
 
 def _collect_everything() -> None:
-    """Collect garbage, also among the objects that were excluded; after it none are."""
+    """Collect garbage among all objects; afterwards, no objects are excluded."""
     gc.unfreeze()
     gc.collect()
 

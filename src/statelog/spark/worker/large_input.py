@@ -48,7 +48,7 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(
 
 
 class HugeKeyInput:
-    """The rows of one or a few keys on the local disk."""
+    """The rows of one key, or of a few keys, on the local disk."""
 
     def __init__(
         self,
@@ -84,20 +84,20 @@ class HugeKeyInput:
         raise InvariantError("the rows of a huge key are read from the task's file")
 
     def key_groups(self) -> list[int]:
-        """Return the key groups that have rows, ascending."""
+        """Return the key groups that have rows, in ascending order."""
         return sorted(self._keys)
 
     def table_keys(self, key_group: int) -> list[Key]:
-        """Return the keys as tables store them."""
+        """Return the keys in the form in which tables store them."""
         return list(self._keys.get(key_group, {}))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
-        """Yield each key in both its forms, with its rows."""
+        """Yield each key in both of its forms, with its rows."""
         for key, key_object in self._keys.get(key_group, {}).items():
             yield key, key_object, self.rows_of(key_group, key)
 
     def rows_of(self, key_group: int, key: Key) -> Iterator[RowLike]:
-        """Yield the rows of a key, as new objects each time."""
+        """Yield the rows of a key; each call creates new objects."""
         for batch in _rebatched(self.batches_of(key), self._row_format.rows_at_once or _SLICE_ROWS):
             slice_input = self._row_format.input(self._layout, self._codec)
             slice_input.read([batch])
@@ -105,7 +105,7 @@ class HugeKeyInput:
                 yield from rows
 
     def batches_of(self, key: Key) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a key in order of arrival."""
+        """Yield the rows of a key in the order in which they arrived."""
         # Usually these rows have one key, and no row has to be looked at.
         is_only_key = sum(map(len, self._keys.values())) == 1
         for batch in self._batches():
@@ -124,7 +124,7 @@ class HugeKeyInput:
 
 
 def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield batches of *rows* rows; the last one may be smaller."""
+    """Yield batches of *rows* rows; only the last batch may be smaller."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -143,7 +143,7 @@ def _rebatched(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Reco
 
 @dataclass(slots=True)
 class _Slot:
-    """The pieces of the file that contain the rows of some key groups."""
+    """The pieces of the file that hold the rows of some key groups."""
 
     pieces: list[list[Piece]] = field(default_factory=lambda: [[], []])
 
@@ -153,7 +153,7 @@ class _Slot:
 
 
 class LargeInput:
-    """Rows of a task on the local disk, split into parts."""
+    """The rows of a task on the local disk, split into parts."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class LargeInput:
         slots: Sequence[_Slot],
     ) -> None:
         """
-        Write each row of a batch to its slot.
+        Write each row of a batch to the slot for its key group.
 
         A slot keeps their order.
         """
@@ -230,7 +230,7 @@ class LargeInput:
 
     def parts(self) -> Iterator[Part]:
         """
-        Yield parts that do not exceed the bound.
+        Yield parts whose size does not exceed the limit.
 
         A larger part has the rows of one key.
         """
@@ -275,7 +275,7 @@ class LargeInput:
                 yield self._file.read_batch(piece, schema)
 
     def _split(self, slot: _Slot, level: int) -> Iterator[Part]:
-        """Split the rows of a slot by the hash of their key."""
+        """Split the rows in a slot by the hash of their keys."""
         # Twice as many places as are needed: hashes do not divide rows evenly.
         count = min(_SPLIT, 2 * -(-slot.cost // self._part_bytes))
         heavy = self._heavy_hashes(slot)
@@ -307,7 +307,7 @@ class LargeInput:
             )
 
     def _heavy_hashes(self, slot: _Slot) -> npt.NDArray[np.uint64]:
-        """Return the hashes with many rows in a slot, ascending."""
+        """Return the hashes that have many rows in a slot, in ascending order."""
         # A sample of the pieces is enough to find the keys with a large share.
         total = 0
         counts: dict[int, int] = {}
@@ -344,7 +344,7 @@ class LargeInput:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], chunk_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Merge many small batches into fewer, larger ones."""
+    """Merge many small batches into fewer large ones."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

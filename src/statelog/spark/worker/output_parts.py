@@ -1,5 +1,5 @@
 """
-Collect a task's output rows in memory or outside.
+Collect a task's output rows, in memory or outside it.
 
 Staged rows that are too many for the task's answer are written to files of the state location, each
 of a bounded size.  Rows of direct delivery are stored in the task's file on the local disk until
@@ -50,20 +50,20 @@ _JOINED: Final = 64
 
 
 class Collector(Protocol):
-    """Collects the results of processor calls, and can discard the latest ones."""
+    """Collects the results of processor calls, and can discard the most recent ones."""
 
     def mark(self) -> None:
-        """Set a mark, which the next `keep` or `roll_back` removes; marks nest."""
+        """Set a mark, which the next `keep` or `roll_back` removes; marks can be nested."""
 
     def keep(self) -> None:
-        """Remove a mark, and keep the results collected since."""
+        """Remove the last mark, and keep the results collected since it was set."""
 
     def roll_back(self) -> None:
-        """Remove a mark, and discard the results collected since."""
+        """Remove the last mark, and discard the results collected since it was set."""
 
 
 class _Mark(NamedTuple):
-    """The number of batches and of their rows."""
+    """The number of batches, and of rows in them, when the mark was set."""
 
     batches: int
     rows: int
@@ -71,7 +71,7 @@ class _Mark(NamedTuple):
 
 class OutputParts:
     """
-    Converts a processor's results to record batches of bounded size.
+    Converts the results of a processor to record batches of limited size.
 
     Attributes: `rows`: where rows are collected; `calls`: which call yielded each of its items.
     """
@@ -92,25 +92,25 @@ class OutputParts:
 
     @property
     def unnamed(self) -> UnnamedColumns | None:
-        """The columns that no converted row has set; None also if no row was converted."""
+        """The columns that no converted row has set; None also if no rows were converted."""
         return self.rows.unnamed if self.row_count else None
 
     def bound_each_call(self) -> None:
-        """Limit the memory that the rows of one call use."""
+        """Limit how much memory the rows of one call use."""
         self.extend = self.extend_within
         self.bound_pending()
 
     def bound_pending(self) -> None:
-        """Convert rows more often; a call's rows stay in memory until the call ends."""
+        """Convert rows more often; the rows of a call stay in memory until the call ends."""
         self._limit = self._most = _AT_ONCE * 4
 
     @property
     def is_full(self) -> bool:
-        """Whether `convert_if_many` would convert the rows."""
+        """Whether `convert_if_many` would convert the rows now."""
         return self.rows.pending >= self._limit
 
     def extend_within(self, produced: Iterable[RowLike]) -> None:
-        """Collect the results of one processor call, in pieces."""
+        """Collect the results of one processor call in pieces."""
         # A generator of the processor may yield more rows than memory holds.
         iterator = iter(produced)
         before = -1
@@ -124,7 +124,7 @@ class OutputParts:
 
     def convert_if_many(self) -> None:
         """
-        Convert the rows to a batch once there are many.
+        Convert the rows to a batch if there are many.
 
         Called between keys.
         """
@@ -155,7 +155,7 @@ class OutputParts:
                 self.spill()
 
     def take(self) -> list[pa.RecordBatch]:
-        """Return the batches in memory, and release them."""
+        """Return the batches in memory, and release the memory."""
         batches = self._batches
         self._batches = []
         self.held_bytes = 0
@@ -165,7 +165,7 @@ class OutputParts:
         """Move the batches out of memory."""
 
     def mark(self) -> None:
-        """See `Collector`; called when no row is pending."""
+        """See `Collector.mark`; called only when no rows are pending."""
         self._marks.append(_Mark(self._batch_count, self.row_count))
 
     def keep(self) -> None:
@@ -199,11 +199,11 @@ class OutputParts:
         self._batch_count, self.row_count = mark
 
     def _drop_spilled(self, count: int) -> None:
-        """Discard the batches most recently moved by `spill`."""
+        """Discard the batches that `spill` moved most recently."""
 
 
 class DirectOutput(OutputParts):
-    """Output rows that are the result of the task."""
+    """Output rows that the task returns as its result."""
 
     def __init__(
         self,
@@ -218,14 +218,14 @@ class DirectOutput(OutputParts):
         self._pieces: list[Piece] = []
 
     def spill(self) -> None:
-        """Write the batches to the task's file."""
+        """Write the batches to the task's local file."""
         self._pieces += [self._file.write_batch(batch, 0) for batch in self.take()]
 
     def _drop_spilled(self, count: int) -> None:
         self._pieces = self._pieces[: len(self._pieces) - count]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches converted so far in order, and release them."""
+        """Yield the batches converted so far, in order, and release them."""
         pieces = self._pieces
         self._pieces = []
         for piece in pieces:
@@ -235,7 +235,7 @@ class DirectOutput(OutputParts):
 
 @dataclass(frozen=True, slots=True)
 class OutputFiles:
-    """Writes staged rows to files of the state location."""
+    """Writes staged rows to files in the state location."""
 
     put_object: Callable[[Callable[[], str], Buffers], str]
     ids: IdSource
@@ -252,7 +252,7 @@ class OutputFiles:
 
 
 class StagedOutputParts(OutputParts):
-    """Output rows that are committed with the state."""
+    """Output rows that are committed together with the state."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class StagedOutputParts(OutputParts):
 
     def spill(self) -> None:
         """
-        Write the batches to a file of the state location.
+        Write the batches to a file in the state location.
 
         None is of rows before and after a mark.
         """
@@ -337,7 +337,7 @@ class TaskLog:
         self.delta_bytes = 0
 
     def append(self, changes: ChangeBatch) -> ChangeBatch:
-        """Append changes as one change set, and return them."""
+        """Append changes as a single change set, and return them."""
         if len(changes):
             if self._writer is None:
                 self._writer = self._storage.create_writer(
@@ -351,7 +351,7 @@ class TaskLog:
         return changes
 
     def persist(self) -> ChangelogStateHandle | None:
-        """Make all changes durable, and return their handle or None."""
+        """Make all changes durable; return their handle, or None."""
         writer = self._writer
         if writer is None:
             return None
@@ -366,7 +366,7 @@ class TaskLog:
         return result.job_manager_owned
 
     def close(self) -> None:
-        """Close the writer; keep the files that the handle of `persist` references."""
+        """Close the writer, but keep the files that the handle from `persist` references."""
         if self._writer is not None:
             self._writer.close()
 
@@ -382,7 +382,7 @@ _POLL_S: Final = 0.005
 
 
 class TaskUploads:
-    """The log and the objects of one task."""
+    """The log and the other objects that one task uploads."""
 
     def __init__(self, storage: FsStateChangelogStorage) -> None:
         self._storage = storage
@@ -396,7 +396,7 @@ class TaskUploads:
         checkpoint_id: int,
         inline_bytes: int,
     ) -> TaskLog:
-        """Return the log of the task."""
+        """Return the task's log."""
         self._storage.inline_bytes = inline_bytes
         log = TaskLog(self._storage, codec, key_group_range, checkpoint_id)
         self._logs.append(log)
@@ -409,18 +409,18 @@ class TaskUploads:
         return path
 
     def drop(self, path: str) -> None:
-        """Delete an object that was put."""
+        """Delete an object that `put` wrote."""
         self._paths.remove(path)
         self._storage.objects.give_up([path])
 
     def hand_over(self) -> None:
-        """Leave all objects to the driver, which the task's result informs."""
+        """Leave all objects to the driver, which learns of them from the task's result."""
         for log in self._logs:
             log.close()
         self._storage.objects.hand_over(self._paths)
 
     def give_up(self) -> None:
-        """Delete everything."""
+        """Delete everything that the task uploaded."""
         for log in self._logs:
             log.give_up()
         self._storage.objects.give_up(self._paths)
@@ -436,7 +436,7 @@ class TaskUploads:
 @contextlib.contextmanager
 def task_uploads(storage: FsStateChangelogStorage) -> Iterator[TaskUploads]:
     """
-    Yield the uploads of a task, and delete them if the block fails.
+    Yield the uploads of a task; if the block fails, delete what was uploaded.
 
     The block calls `hand_over` before the task answers; after that nothing is deleted.
     """

@@ -1,5 +1,5 @@
 """
-Run a processor over the keys of a task.
+Run a processor over a task's keys.
 
 Source: PySpark's transformWithState: for each key `handleInitialState` for each row (or frame) of
 initial state in a first batch, then `handleInputRows` once if there are input rows; then every
@@ -105,7 +105,7 @@ class ProcessorRun:
 
     def in_parts(self, file: SpillFile) -> bool:
         """
-        Prepare for parts whose changes are removed from memory; called after `begin`.
+        Prepare for input parts whose changes do not stay in memory; called after `begin`.
 
         Returns:
             Whether `retire` may be called: not where `init` deleted a variable of all keys, because
@@ -120,12 +120,12 @@ class ProcessorRun:
         return self._in_parts
 
     def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """Run the processor over keys with all their rows."""
+        """Run the processor over some keys, passing all their rows."""
         self.prepare(rows, initial)
         self.handle(rows, initial)
 
     def prepare(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
-        """Prepare the state of a part of the input for one or more `handle` calls."""
+        """Prepare the state for a part of the input, for one or more calls of `handle`."""
         if self._state.is_columnar:
             # Borrowed keys return to the columns after the part; prepared ones stay in the dict
             # tables.
@@ -134,7 +134,7 @@ class ProcessorRun:
 
     @ends_of_process_are_errors
     def handle(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """Run the processor over some keys of the part; raises like `take`."""
+        """Run the processor over some keys in the part; raises like `take`."""
         if initial is not None:
             self._initialize_groups(initial, rows)
         for key_group in rows.key_groups():
@@ -142,7 +142,7 @@ class ProcessorRun:
             self._process_group(key_group, rows)
 
     def retire(self, changes: ChangeBatch) -> None:
-        """Discard the overlays, which were appended to the log as *changes*."""
+        """Discard the overlays, which have been appended to the log as *changes*."""
         if self._retired is not None:
             self._retired.add(self._state.groups, self.overlays, changes)
         self._cursor.leave()
@@ -151,7 +151,7 @@ class ProcessorRun:
 
     def end(self) -> None:
         """
-        Run the processor over the due timers, and close it.
+        Run the processor for due timers, then close it.
 
         Raises as `take`.
         """
@@ -169,7 +169,7 @@ class ProcessorRun:
             self._raise("close", None, error)
 
     def flush(self) -> None:
-        """Convert the rest of the output; raises `ProcessorError` if a row does not fit."""
+        """Convert the remaining output; raises `ProcessorError` if a row does not fit."""
         try:
             self.output.flush()
             self._extensions.flush()
@@ -177,33 +177,33 @@ class ProcessorRun:
             raise self.located(error) from error.__cause__
 
     def _convert_if_many(self) -> None:
-        """Convert the output once it contains many rows; raises like `flush`."""
+        """Convert the output if it has grown to many rows; raises like `flush`."""
         try:
             self.output.convert_if_many()
         except UnfitOutputError as error:
             raise self.located(error) from error.__cause__
 
     def _returned(self, produced: object) -> Iterable[Any]:
-        """Return a method's result; raise `UnfitOutputError` if it is a single row."""
+        """Return what a method returned; raise `UnfitOutputError` if it is a single row."""
         return returned(produced, self._context.batch_id, "rows")
 
     def encoded(self) -> ChangeBatch:
-        """Return the changes for the log; raises `ProcessorError` if a value does not fit."""
+        """Encode the changes for the log; raises `ProcessorError` if a value does not fit."""
         try:
             return self._codec.encode(self.overlays)
         except UNENCODABLE as error:
             raise self.locate_unencodable_value(error) from error
 
     def stage(self, checkpoint_id: int, base_id: int, state_handle_id: str) -> None:
-        """Keep the changes for this worker's next task."""
+        """Store the changes for the next task of this worker."""
         self._state.stage(checkpoint_id, base_id, state_handle_id, self._range, self.overlays)
 
     def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
-        """Return the state with the changes of this run as a snapshot."""
+        """Return a snapshot of the state, including the changes made in this run."""
         return self._state.snapshot(key_group_range, self.overlays, self._context.now_ms)
 
     def _initialize_groups(self, initial: KeyedInput, rows_of: KeyedInput) -> None:
-        """Call `handleInitialState` key by key; also count keys without input rows."""
+        """Call `handleInitialState` for each key; also count keys without input rows."""
         initialize = self._processor.handleInitialState
         key: Key = ()
         for key_group in initial.key_groups():
@@ -234,7 +234,7 @@ class ProcessorRun:
         self._convert_if_many()
 
     def _handle_keys(self, key_group: int, rows_of: KeyedInput) -> None:
-        """Call `handleInputRows` key by key, and record where each key's output ends."""
+        """Call `handleInputRows` for each key, and record where the output of each key ends."""
         # Locals, because this loop runs once for each key.
         handle_rows = self._processor.handleInputRows
         cursor = self._cursor
@@ -251,14 +251,14 @@ class ProcessorRun:
             add_end(len(items))
 
     def overlay(self, key_group: int) -> Overlay:
-        """Return the changes of a key group."""
+        """Return the changes to a key group."""
         overlay = self.overlays.get(key_group)
         if overlay is None:
             overlay = self.overlays[key_group] = [{} for _ in self._codec.states]
         return overlay
 
     def group(self, key_group: int) -> KeyGroupState:
-        """Return the state of a key group below the overlays."""
+        """Return the state of a key group, without the overlays."""
         return self._shadows.get(key_group) or self._state.groups[key_group]
 
     def _enter(self, key_group: int) -> None:
@@ -266,7 +266,7 @@ class ProcessorRun:
         self._cursor.enter(self.group(key_group), self.overlay(key_group))
 
     def due(self) -> list[Due]:
-        """Return the due timers by time, and prepare the state of their keys."""
+        """Return the due timers sorted by time, and prepare the state of their keys."""
         if self._timers_id is None:
             return []
         until = self._context.due_until_ms
@@ -284,7 +284,7 @@ class ProcessorRun:
 
     @ends_of_process_are_errors
     def fire(self, due: Sequence[Due]) -> None:
-        """Run the processor over due timers; raises like `take`."""
+        """Run the processor for due timers; raises like `take`."""
         for time, key_group, key in due:
             self._enter(key_group)
             self._cursor.key = key
@@ -292,7 +292,7 @@ class ProcessorRun:
             self._convert_if_many()
 
     def drop_timer(self, time: int, key_group: int, key: Key) -> bool:
-        """Delete a timer without a call; return whether it existed."""
+        """Delete a timer without calling the processor; return whether it existed."""
         timers = self._timers
         if timers is None:
             return False
@@ -327,7 +327,7 @@ class ProcessorRun:
 
     @cached_property
     def _key_of_timer(self) -> Callable[[Key], Row]:
-        """Converts a key for `handleExpiredTimer`; created when the first timer fires."""
+        """The function that converts a key for `handleExpiredTimer`; created by the first timer."""
         schema = self._codec.key.schema
         make = row_factory(schema.names)
         from_hashable = self._codec.key.from_hashable
@@ -344,7 +344,7 @@ class ProcessorRun:
         return first_timer_ms(self._state, self._range, timers_id, until, self.overlays, retired)
 
     def _drop(self, state_id: int) -> None:
-        """Delete a variable of every key of the task."""
+        """Delete a variable for every key of the task."""
         kind = self._codec.kinds[state_id]
         self._state.prepare_all(self._range)
         for key_group in self._range:
@@ -355,7 +355,7 @@ class ProcessorRun:
                     deltas[key] = kind.rules.clear_delta()
 
     def located(self, error: UnfitOutputError) -> ProcessorError:
-        """Add the method and the key to an error of the output."""
+        """Add the method and the key to an error about the output."""
         item = len(self.output.items) if error.item_number is None else error.item_number
         call = self._calls.call_of(item)
         failure = self._failure(call.method, call.key, error.what)
@@ -369,16 +369,16 @@ class ProcessorRun:
     # --- for a run that records keys: `RecordedRun`
 
     def _begin_initial(self, key: Key) -> None:
-        """A hook that is called for each key before its `handleInitialState` calls."""
+        """A hook that is called before the `handleInitialState` calls for each key."""
 
     def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
-        """A hook that is called with a failed call."""
+        """A hook that is called when a call fails."""
         self.failed = key_group, key
 
     def _raise(
         self, method: str, key: Key | None, error: BaseException, timer_ms: int = -1
     ) -> NoReturn:
-        """Raise the error of a failed call."""
+        """Raise the error for a failed call."""
         raise self._failed(method, key, error, timer_ms) from error
 
     def _failed(
@@ -403,7 +403,7 @@ class ProcessorRun:
         )
 
     def locate_unencodable_value(self, error: Exception) -> ProcessorError:
-        """Return an error that names the state and the key whose value does not fit its type."""
+        """Return an error that names the state and key whose value does not fit its type."""
         batch_id = self._context.batch_id
         located = next(unencodable_values(self._codec, self.overlays, batch_id), None)
         if located is None:
@@ -419,7 +419,7 @@ class ProcessorRun:
 def unencodable_values(
     codec: OperatorCodec, overlays: Mapping[int, Overlay], batch_id: int
 ) -> Iterator[tuple[int, Key, ProcessorError]]:
-    """Yield key group, key and error of each value that does not fit its type."""
+    """Yield (key group, key, error) for each value that does not fit its type."""
     for key_group, overlay in overlays.items():
         for state, deltas in zip(codec.states, overlay, strict=True):
             for key, delta in deltas.items():

@@ -1,4 +1,4 @@
-"""Define the messages from the driver to a task, and the task's result."""
+"""Define the messages that the driver sends to a task, and the task's result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEVER_MS = (1 << 63) - 1
 @dataclass(frozen=True, slots=True)
 class BatchContext:
     """
-    The micro-batch that a processor runs for.
+    The micro-batch for which a processor runs.
 
     Args:
         processor: The user's processor.
@@ -53,7 +53,7 @@ class BatchContext:
 
     @property
     def due_until_ms(self) -> int:
-        """The time up to which timers are due."""
+        """The latest time at which a timer counts as due."""
         return self.watermark_ms if self.time_mode == "eventtime" else self.now_ms
 
 
@@ -86,7 +86,7 @@ class TaskRows:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
     """
-    The state of a query, as its tasks need it.
+    What tasks need to know about the state of a query.
 
     Args:
         location: Root of the state location as a URL.
@@ -149,7 +149,7 @@ class TaskSpec:
 
 def part_of(extras: Mapping[str, object], name: str, kind: type[_Part]) -> _Part | None:
     """
-    Return an extension's part of the extras of a `TaskSpec` or a `TaskAck`.
+    Return an extension's part of the extras in a `TaskSpec` or a `TaskAck`.
 
     None for no part.
     """
@@ -165,7 +165,7 @@ def part_of(extras: Mapping[str, object], name: str, kind: type[_Part]) -> _Part
 
 class TaskPlace(msgspec.Struct, frozen=True):
     """
-    Identifies the task that returns a result.
+    Identifies the task that returned a result.
 
     Args:
         partition: Its partition.
@@ -182,7 +182,7 @@ class TaskPlace(msgspec.Struct, frozen=True):
 
 class TaskChanges(msgspec.Struct, frozen=True):
     """
-    The state changes that a task made durable.
+    The state changes that a task has made durable.
 
     Args:
         log: Handle of the changes that it appended; None for no change.
@@ -201,7 +201,7 @@ class TaskChanges(msgspec.Struct, frozen=True):
 
 class TaskOutput(msgspec.Struct, frozen=True):
     """
-    The rows that a task yields.
+    The rows that a task produces.
 
     Args:
         staged: The rows, where they are staged.
@@ -219,7 +219,7 @@ class TaskOutput(msgspec.Struct, frozen=True):
 
 class TaskAck(msgspec.Struct, frozen=True):
     """
-    A task's result for the driver.
+    The result that a task returns to the driver.
 
     Args:
         place: Which task it is.
@@ -243,11 +243,11 @@ class TaskAck(msgspec.Struct, frozen=True):
     extras: Mapping[str, object] = {}
 
     def count(self, name: str) -> int:
-        """Return the value of a counting figure."""
+        """Return the value of a figure that counts something."""
         value = self.figures.get(name, 0)
         return value if isinstance(value, int) else 0
 
     def milliseconds(self, phase: str) -> float:
-        """Return the duration of a phase; 0 if it did not run."""
+        """Return the duration of a phase, or 0 if it did not run."""
         phases = self.figures.get("task_milliseconds", {})
         return phases.get(phase, 0.0) if isinstance(phases, Mapping) else 0.0

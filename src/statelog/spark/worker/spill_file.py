@@ -1,5 +1,5 @@
 """
-A task's file on the local disk, for data that does not fit in memory.
+A task's file on the local disk, for data that does not fit into memory.
 
 The file has no name: it is deleted when it is created, and the system frees its space when the task
 ends, also by a crash.
@@ -22,7 +22,7 @@ _SPARK_FOLDERS: Final = "SPARK_LOCAL_DIRS"
 @dataclass(frozen=True, slots=True)
 class Piece:
     """
-    The position of one piece.
+    The position of a piece in the file.
 
     Args:
         offset: Position of its first byte in the file.
@@ -39,7 +39,7 @@ class Piece:
 
 class SpillFile:
     """
-    Pieces of bytes and record batches in one unnamed file.
+    Stores bytes and record batches as pieces of one unnamed file.
 
     Thread: one at a time.
     """
@@ -51,7 +51,7 @@ class SpillFile:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes written so far."""
+        """The number of bytes written so far."""
         return self._end
 
     def write(self, data: bytes | memoryview | pa.Buffer) -> Piece:
@@ -79,12 +79,12 @@ class SpillFile:
         return piece
 
     def write_batch(self, batch: pa.RecordBatch, cost: int) -> Piece:
-        """Append a record batch; raises and blocks like `write`."""
+        """Append a record batch; raises and blocks in the same way as `write`."""
         piece = self.write(batch.serialize())
         return Piece(piece.offset, piece.size, batch.num_rows, cost)
 
     def read(self, piece: Piece) -> bytes:
-        """Return the bytes of a piece."""
+        """Read the bytes of a piece."""
         if self._file is None or not piece.size:
             return b""
         parts: list[bytes] = []
@@ -100,11 +100,11 @@ class SpillFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_batch(self, piece: Piece, schema: pa.Schema) -> pa.RecordBatch:
-        """Return the record batch of a piece."""
+        """Read the record batch stored in a piece."""
         return pa.ipc.read_record_batch(pa.py_buffer(self.read(piece)), schema)
 
     def close(self) -> None:
-        """Free the space; may be called twice."""
+        """Free the disk space; may be called more than once."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,5 +1,5 @@
 """
-Run one task of a micro-batch in a reused Python worker.
+Run one task of a micro-batch in a Python worker, which Spark reuses.
 
 A task owns a range of key groups.  It brings the worker's cached state forward to the last
 committed checkpoint, runs the user's processor over its keys, appends the deltas to the changelog,
@@ -69,7 +69,7 @@ _states = KeptStates()
 @dataclass(frozen=True, slots=True)
 class Worker:
     """
-    The tools with which a process runs tasks.
+    What a process needs to run tasks.
 
     Args:
         states: The states that it keeps between tasks.
@@ -116,7 +116,7 @@ def _run(
     acknowledge: Callable[[TaskAck], None],
     worker: Worker,
 ) -> Iterator[pa.RecordBatch]:
-    """Process a partition; return its output rows, or none if they are staged."""
+    """Process a partition; return its output rows, or nothing if they are staged."""
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
     if partition >= len(spec.ranges):
@@ -151,7 +151,7 @@ def _answer(
     file: SpillFile,
     watch: Stopwatch,
 ) -> tuple[TaskAck, StagedOutputParts | DirectOutput]:
-    """Process a partition; return the result and the output."""
+    """Process a partition; return the task's result and the output."""
     objects = worker_state.store.objects_put
     object_bytes = worker_state.store.bytes_put
     key_range = spec.ranges[partition]
@@ -201,7 +201,7 @@ def _ack(
     counter: RowCounter,
     extras: Mapping[str, object],
 ) -> TaskAck:
-    """Return the result of a task, without figures that are zero."""
+    """Return the result of a task, omitting figures that are zero."""
     return TaskAck(
         place=_place(task.partition, task.key_range),
         changes=changes,
@@ -215,7 +215,7 @@ def _ack(
 
 
 def _place(partition: int, key_range: KeyGroupRange) -> TaskPlace:
-    """Return which task and attempt this is."""
+    """Return which task this is, and which attempt."""
     context = TaskContext.get()
     if context is None:
         return TaskPlace(partition, key_range)
@@ -229,7 +229,7 @@ def _read(
     batches: Iterable[pa.RecordBatch],
     file: SpillFile,
 ) -> tuple[TaskInput, RowCounter, LateCount]:
-    """Read and count the input, without late rows."""
+    """Read and count the input, and drop late rows."""
     late = LateCount()
     if spec.rows.is_read and spec.rows.late is not None:
         batches = spec.rows.late.without_late(batches, late)
@@ -241,7 +241,7 @@ def _read(
 
 
 def _keeping(rows: TaskRows) -> TaskRows:
-    """Return a task's rows with the input class for columns."""
+    """Return a task's row format, extended to keep rows as columns."""
     return replace(rows, row_format=KeepingFormat(rows.row_format))
 
 
@@ -262,7 +262,7 @@ def _output(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A running task: its worker's state, instructions, uploads, run and figures."""
+    """A running task: its worker's state, its instructions, uploads, run and figures."""
 
     worker_state: KeptState
     spec: TaskSpec
@@ -277,14 +277,14 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A snapshot that a task wrote, or its error; neither if none was requested."""
+    """The snapshot that a task wrote, or the error; neither if no snapshot was requested."""
 
     handle: MaterializedHandle | None = None
     error: str = ""
 
 
 def _run_rows(run: TaskRun, rows: TaskInput, log: TaskLog | None, watch: Stopwatch) -> None:
-    """Run the processor on all rows; with a log, append the changes part by part."""
+    """Run the processor on all rows; if there is a log, append the changes part by part."""
     for part in rows.parts():
         watch.lap("input")
         run.take(part.rows, part.initial)
@@ -295,7 +295,7 @@ def _run_rows(run: TaskRun, rows: TaskInput, log: TaskLog | None, watch: Stopwat
 
 
 def _process(task: _Task, rows: TaskInput) -> TaskChanges:
-    """Run the processor and append its changes."""
+    """Run the processor and append its changes to the log."""
     spec = task.spec
     run = task.run
     watch = task.watch
@@ -361,7 +361,7 @@ def _load(
 
 def _snapshot(task: _Task, checkpoint_id: int) -> _Snapshot:
     """
-    Write a snapshot of *checkpoint_id*.
+    Write a snapshot for checkpoint *checkpoint_id*.
 
     A failure costs nothing, because the log has all changes.
     """
@@ -385,7 +385,7 @@ def _write_snapshot(task: _Task, checkpoint_id: int) -> MaterializedHandle:
 
 
 def staged_task(spec: TaskSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run a task that returns only its acknowledgement."""
+    """Run a task whose only result is its acknowledgement."""
     acks: list[TaskAck] = []
     with reported_to_driver(spec.state.location):
         for _ in run_task(spec, without_delay(batches), acks.append):

@@ -1,5 +1,5 @@
 """
-Read a task's input at once or in parts, and count its rows by key group and large key.
+Read a task's input at once or in parts, counting rows by key group and large key.
 
 Keys are counted only where one key group has a large share of an Arrow batch, so that the count
 costs nothing while the load is even.
@@ -53,7 +53,7 @@ _ACKNOWLEDGE: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
 
 def without_delay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
-    Yield the batches of a task, without waiting for TCP's last bytes.
+    Yield a task's batches without waiting for the last bytes that TCP delays.
 
     It concerns all connections of this process to its own host, of which Spark's is one.
     """
@@ -77,7 +77,7 @@ def without_delay(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def _connections() -> Iterator[socket.socket]:
-    """Yield a socket for each connection of this process to its own host, to be closed."""
+    """Yield a socket for each connection from this process to its own host, to be closed."""
     seen = set[int]()
     for name in os.listdir(_OPEN_FILES):
         # It may be closed meanwhile, as the folder itself is.
@@ -109,7 +109,7 @@ def _is_to_own_host(connection: socket.socket) -> bool:
 @dataclass(frozen=True, slots=True)
 class Part:
     """
-    Some of a task's rows: all rows of their keys.
+    Some of a task's rows, including all rows of every key that occurs in them.
 
     Args:
         rows: The input rows.
@@ -156,7 +156,7 @@ class TaskInput:
         self._parts = self._read()
 
     def parts(self) -> Iterator[Part]:
-        """Yield the rows, usually as one part; call this only once."""
+        """Yield the rows, usually as a single part; may be called only once."""
         return self._parts
 
     def _read(self) -> Iterator[Part]:
@@ -175,7 +175,7 @@ class TaskInput:
         return large.parts()
 
     def _up_to_bound(self, first: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield batches and append them to *first* until they exceed the bound."""
+        """Yield batches, also appending them to *first*, until they exceed the limit."""
         size = 0
         bound = self._rows.input_bytes
         for batch in self._batches:
@@ -216,14 +216,14 @@ class TaskInput:
 
 
 def _emptied(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield *batches* and remove each from the list."""
+    """Yield *batches*, removing each from the list."""
     batches.reverse()
     while batches:
         yield batches.pop()
 
 
 def of_task(batches: Iterable[pa.RecordBatch], names: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a partition whose first column identifies its task."""
+    """Yield the batches of a partition, whose first column identifies the task."""
     for batch in batches:
         if batch.num_rows:
             bounds = pc.min_max(batch.column(0))
@@ -233,7 +233,7 @@ def of_task(batches: Iterable[pa.RecordBatch], names: KeyGroupRange) -> Iterator
 
 
 def changed_partitions() -> UsageError:
-    """Return the error for a sink that changes the partitions."""
+    """Return the error for a sink that repartitions the rows."""
     return UsageError(
         "the sink changes the partitions of the frame without a shuffle (coalesce, union), but "
         "with direct delivery the partitions are the stateful tasks: use repartition, or delivery='staged'. "
@@ -248,7 +248,7 @@ _TEXT_MAX = 200
 
 
 class RowCounter:
-    """Counts the rows of one task while it reads them."""
+    """Counts the rows of a task while the task reads them."""
 
     def __init__(self, key_groups: KeyGroupRange, key_positions: Sequence[int]) -> None:
         self._rows = np.zeros(key_groups.end + 1, np.int64)
@@ -258,7 +258,7 @@ class RowCounter:
 
     def through(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """
-        Yield *batches* unchanged and count them.
+        Yield *batches* unchanged while counting their rows.
 
         The first column is the key group.
 
@@ -294,7 +294,7 @@ class RowCounter:
             self._keys[key_group, repr(key_texts)[:_TEXT_MAX]] += row["count_all"]
 
     def groups(self) -> list[tuple[int, int]]:
-        """Return the largest key groups as (key group, rows), largest first."""
+        """Return the largest key groups as (key group, rows), the largest first."""
         order = np.argsort(-self._rows, kind="stable")[:REPORTED_MAX]
         return [
             (int(key_group), int(self._rows[key_group]))
@@ -303,6 +303,6 @@ class RowCounter:
         ]
 
     def keys(self) -> list[tuple[int, str, int]]:
-        """Return the largest counted keys as (key group, key, rows)."""
+        """Return the largest of the counted keys, as (key group, key, rows)."""
         top = self._keys.most_common(REPORTED_MAX)
         return [(key_group, key, rows) for (key_group, key), rows in top]

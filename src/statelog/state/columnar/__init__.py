@@ -1,5 +1,5 @@
 """
-State as sorted columns in the host's memory-mapped files.
+State as sorted columns in memory-mapped files on the host.
 
     sorted_run    one run: the sorted rows of some key groups, and the look-up of keys
     run_files     runs as files of the host that a later worker finds, and where a worker keeps its state

@@ -1,5 +1,5 @@
 """
-Runs of state in memory-mapped local files, shared by all workers of a host.
+Runs of state in local memory-mapped files, which all workers on a host share.
 
 A worker keeps its state in memory, or in such files too: `heap.StateBackendConfig` says which.
 
@@ -65,7 +65,7 @@ _header_decoder: Final = msgspec.json.Decoder(_Header)
 
 @dataclass(frozen=True, slots=True)
 class RunFile:
-    """A file as its name and header describe it, not verified."""
+    """A file as described by its name and header, which have not been verified."""
 
     path: Path
     key_group_range: KeyGroupRange
@@ -106,7 +106,7 @@ class RunFiles:
         self._tidy(self.folder.parent)
 
     def _tidy(self, folder: Path) -> None:
-        """Remove files of writers that died, and locations unused for a week."""
+        """Remove files that dead writers left, and locations unused for a week."""
         now = wall_clock_seconds()
         with contextlib.suppress(OSError):
             for path in self.folder.glob("*.tmp"):
@@ -181,7 +181,7 @@ class RunFiles:
         return SortedRun(pending.key_group_range, rows)
 
     def begin(self, run: SortedRun) -> PendingRun:
-        """Write the rows of a run to an unnamed file; see `publish`."""
+        """Write the rows of a run to an unnamed file; `publish` gives it a name."""
         if not self.folder.exists():
             self._open_folder()
         # The rows first: what was applied last is known only at the end of a replay.
@@ -202,7 +202,7 @@ class RunFiles:
         *,
         committed: bool = False,
     ) -> RunFile:
-        """Finish and name a file from `begin`; remove superseded files."""
+        """Finish a file started by `begin`, give it a name, and remove superseded files."""
         key_groups = pending.key_group_range
         header = msgspec.json.encode(
             _Header(self._fingerprint, key_groups.start, list(last_applied))
@@ -226,7 +226,7 @@ class RunFiles:
         return new
 
     def _remove_older(self, new: RunFile, spare: int) -> None:
-        """Remove files older than *new* with no other key groups."""
+        """Remove files that are older than *new* and contain only its key groups."""
         older: list[tuple[int, str]] = []
         key_groups = new.key_group_range
         with contextlib.suppress(OSError):
@@ -246,7 +246,7 @@ class RunFiles:
 
 @dataclass(frozen=True, slots=True)
 class PendingRun:
-    """A file without a name yet, and the size and checksum of its rows."""
+    """A file that does not have a name yet, with the size and checksum of its rows."""
 
     path: Path
     key_group_range: KeyGroupRange
@@ -265,7 +265,7 @@ def _parsed(name: str) -> tuple[KeyGroupRange, int] | None:
 
 
 def _make_private(folder: Path) -> None:
-    """Create a private folder; reject one that others can write to."""
+    """Create a private folder; reject an existing folder that other users can write to."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # State is read back from here, so no other user may put files into it.
     status = os.lstat(folder)
@@ -278,7 +278,7 @@ def _make_private(folder: Path) -> None:
 def opener(
     config: StateBackendConfig, location: str, ids: IdSource
 ) -> Callable[[RowLayout], RunFiles | None]:
-    """Return a function that opens the host's files; it may return None."""
+    """Return a function that opens the host's files, or returns None if it cannot."""
 
     def open_runs(layout: RowLayout) -> RunFiles | None:
         if config.kind == "memory":

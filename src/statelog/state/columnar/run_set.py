@@ -1,5 +1,5 @@
 """
-The sorted runs of one process: the key groups in columns, and their files.
+A process's sorted runs: its key groups in columns, and the files that contain them.
 
 Everything here changes the form of the state, never its content: dict tables become columns when
 they take too much memory (`bound`), and rows become dict entries before they are used (`move`).
@@ -45,14 +45,14 @@ Groups = dict[int, KeyGroupState]
 
 
 class _Moved(NamedTuple):
-    """The rows and keys of one move: rows by run, with their key groups and keys."""
+    """The rows and keys to move at once: rows grouped by run, with their key groups and keys."""
 
     rows: list[tuple[SortedRun, RowNumbers]]
     keys: list[tuple[int, Key]]
 
 
 class _Rows(NamedTuple):
-    """Rows of a run and the keys searched there; None takes all rows."""
+    """Rows of a run, and the keys that were searched for; None selects all rows."""
 
     run: SortedRun
     numbers: RowNumbers
@@ -61,7 +61,7 @@ class _Rows(NamedTuple):
 
 class RunSet:
     """
-    The columnar part of a process's state.
+    The part of a process's state that is stored in columns.
 
     The state of a key group is in dict tables, in a run, or in both; no key is in both::
 
@@ -109,27 +109,27 @@ class RunSet:
         self._too_large: set[int] = set()
 
     def forget(self, key_group: int) -> None:
-        """Remove the columns of a key group."""
+        """Discard the columns of a key group."""
         self.by_group.pop(key_group, None)
         self.last_applied.pop(key_group, None)
         self._too_large.discard(key_group)
 
     def live_count(self, key_groups: Iterable[int]) -> int:
-        """Return the number of keys in columns of these key groups."""
+        """Return the number of keys of these key groups that are stored in columns."""
         return sum(self.by_group[kg].live_count(kg) for kg in key_groups if kg in self.by_group)
 
     # --- keys moved from runs into the dict tables, all keys of a task at once --------------------
 
     def move(self, keys: Mapping[int, Iterable[Key]]) -> None:
-        """Move keys, by key group, into the dict tables."""
+        """Move keys, grouped by key group, into the dict tables."""
         self._move_keys(keys)
 
     def borrow(self, keys: Mapping[int, Iterable[Key]]) -> None:
-        """Move keys, by key group, into the dict tables until `give_back`."""
+        """Move keys, grouped by key group, into the dict tables until `give_back` is called."""
         self._borrowed.append(self._move_keys(keys))
 
     def give_back(self) -> None:
-        """Return borrowed keys to the columns; no change may have been applied to them."""
+        """Return borrowed keys to the columns; they must not have been changed."""
         # The rows count again, and their copies in the dict tables go: no key is in both.
         for moved in self._borrowed:
             for run, numbers in moved.rows:
@@ -139,11 +139,11 @@ class RunSet:
         self._borrowed = []
 
     def keep_borrowed(self) -> None:
-        """Keep the keys that a failed task borrowed in the dict tables."""
+        """Leave the keys that a failed task borrowed in the dict tables."""
         self._borrowed = []
 
     def move_due(self, key_group_range: KeyGroupRange, state_id: int, until_ms: int) -> None:
-        """Move every key with a timer up to *until_ms* into the dict tables."""
+        """Move every key that has a timer at or before *until_ms* into the dict tables."""
         rows = []
         for run, key_groups in self._in(key_group_range):
             # A run may have more key groups than were asked for: the others are cut off.
@@ -156,7 +156,7 @@ class RunSet:
     def first_timer(
         self, key_group_range: KeyGroupRange, state_id: int, after_ms: int
     ) -> int | None:
-        """Return the earliest timer in columns after `move_due`."""
+        """Return the earliest timer that is still in columns after `move_due`."""
         column = self.layout.columns[state_id]
         times = [run.first_timer(column, after_ms) for run, _ in self._in(key_group_range)]
         return min((time for time in times if time is not None), default=None)
@@ -170,7 +170,7 @@ class RunSet:
                 self._move_rows([_Rows(run, run.live_rows(key_group), None)])
 
     def _move_keys(self, keys: Mapping[int, Iterable[Key]]) -> _Moved:
-        """Move keys from the runs into the dict tables; return the keys that were found."""
+        """Move keys from the runs into the dict tables; return the keys that were in a run."""
         keys_by_group = {kg: list(group) for kg, group in keys.items() if kg in self.by_group}
         all_keys = [key for group in keys_by_group.values() for key in group]
         if not all_keys:
@@ -198,7 +198,7 @@ class RunSet:
             return np.concatenate([self._hashes(keys[:half]), self._hashes(keys[half:])])
 
     def _move_rows(self, rows: Sequence[_Rows]) -> _Moved:
-        """Move rows that were not moved before into the dict tables."""
+        """Move the rows that are still in the columns into the dict tables."""
         moved = _Moved([], [])
         rows = [of_run for of_run in rows if len(of_run.numbers)]
         if not rows:
@@ -239,7 +239,7 @@ class RunSet:
         return moved
 
     def _insert(self, batch: pa.RecordBatch, keys: Sequence[Key]) -> None:
-        """Decode rows into the dict tables."""
+        """Decode rows and insert them into the dict tables."""
         key_groups: list[int] = batch.column(0).to_pylist()
         present = dict.fromkeys(key_groups)
         for state_id, column in self.layout.columns.items():
@@ -252,7 +252,7 @@ class RunSet:
     # --- runs and dict tables together, in the layout of a snapshot -------------------------------
 
     def _in(self, key_group_range: KeyGroupRange) -> list[tuple[SortedRun, KeyGroupRange]]:
-        """Return the runs of these key groups, with contiguous key groups of each."""
+        """Return the runs of these key groups, each with its contiguous key groups."""
         runs = []
         # Neighbours in the same run are one slice of it.
         for _, neighbours in groupby(key_group_range, lambda kg: id(self.by_group.get(kg))):
@@ -304,7 +304,7 @@ class RunSet:
         self.place_in_memory(run)
 
     def _applied_to(self, run: SortedRun) -> tuple[list[str], int]:
-        """Return the last applied object of each key group of a run, and its file's version."""
+        """Return the last object applied to each key group of a run, and its file's version."""
         key_groups = run.key_group_range
         last_applied = [self.last_applied.get(key_group, "") for key_group in key_groups]
         return last_applied, max(self._groups[key_group].version for key_group in key_groups)
@@ -319,7 +319,7 @@ class RunSet:
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """At the end, name the files written for key groups ahead; after a failure, delete them."""
+        """Name the files written during a replay when it ends; delete them if it fails."""
         try:
             yield
             for pending, run in self._end_replay():
@@ -330,7 +330,7 @@ class RunSet:
             raise
 
     def go_ahead(self, key_groups: Iterable[int]) -> None:
-        """Mark key groups as ahead of `last_applied`, until the end of `replaying`."""
+        """Mark key groups as newer than `last_applied` until `replaying` ends."""
         self._ahead.update(key_groups)
 
     def _end_replay(self) -> list[tuple[PendingRun, SortedRun]]:
@@ -340,7 +340,7 @@ class RunSet:
         return unnamed
 
     def _name_file(self, pending: PendingRun, run: SortedRun) -> None:
-        """Name a file, unless its run no longer contains all state of its key groups."""
+        """Give a file its name, unless its run no longer contains all state of its key groups."""
         if self._local is None or not self.is_whole(run):
             pending.path.unlink(missing_ok=True)
             return
@@ -351,7 +351,7 @@ class RunSet:
 
     def is_whole(self, run: SortedRun) -> bool:
         """
-        Return whether a run contains all state of its key groups.
+        Return whether a run still contains all state of its key groups.
 
         None of it was superseded, moved or changed.
         """
@@ -375,7 +375,7 @@ class RunSet:
         )
 
     def bound(self) -> int:
-        """Move dict tables that exceed their limit to columns; return how many blocks."""
+        """Move dict tables that exceed their limit to columns; return how many blocks moved."""
         if not self.limits.is_bounded:
             return 0
         groups: Mapping[int, KeyGroupState] = self._groups
@@ -390,7 +390,7 @@ class RunSet:
         return len(chosen)
 
     def to_columns(self, key_groups: KeyGroupRange, now_ms: int = -1) -> None:
-        """Move the state of some key groups to columns, unless it exceeds one array."""
+        """Move the state of some key groups to columns, unless it does not fit into one array."""
         try:
             run = build_run(self.layout, key_groups, self.table(key_groups, now_ms=now_ms))
         except CapacityError:
@@ -403,7 +403,7 @@ class RunSet:
             self.place(run)
 
     def restore(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
-        """Store a snapshot's rows as the complete state of its key groups, which are still empty."""
+        """Store a snapshot's rows as all of the state of its key groups, which are still empty."""
         try:
             run = build_run(self.layout, key_groups, table)
         except CapacityError:
@@ -418,7 +418,7 @@ class RunSet:
     def restore_local(
         self, handle: ChangelogStateBackendHandle, key_groups: Iterable[int]
     ) -> set[int]:
-        """Restore key groups from files newer than the state in memory; return which."""
+        """Restore key groups from files that are newer than the state in memory; return which."""
         if self._local is None:
             return set()
         # One file may serve several key groups, and is opened and verified once.
@@ -442,7 +442,7 @@ class RunSet:
     def _newest_files(
         self, local: RunFiles, handle: ChangelogStateBackendHandle, key_groups: set[int]
     ) -> dict[int, tuple[int, RunFile]]:
-        """Return the newest file that the checkpoint needs and its version, by key group."""
+        """Return the newest usable file of each key group and its version; delete the others."""
         # A file is as new as the checkpoint whose handle it names; its own number may be of a
         # different run.
         ids = _known_ids(handle, key_groups)
@@ -461,7 +461,7 @@ class RunSet:
         return newest
 
     def begin_snapshot(self, table: pa.Table, key_group_range: KeyGroupRange) -> None:
-        """Also write the rows of a snapshot to a local file, which `end_snapshot` names."""
+        """Also write a snapshot's rows to a local file, to which `end_snapshot` gives a name."""
         if self._local is None or not self._in(key_group_range):
             return
         try:
@@ -474,7 +474,7 @@ class RunSet:
             self._without_files(error)
 
     def end_snapshot(self, path: str, checkpoint_id: int) -> None:
-        """Name the files of a snapshot stored at *path*; delete them for ''."""
+        """Name the files of a snapshot that was stored at *path*; delete them if *path* is ''."""
         if self._local is None or not path:
             self.drop_snapshot()
         files = self._snapshot_files
@@ -498,7 +498,7 @@ class RunSet:
 def _known_ids(
     handle: ChangelogStateBackendHandle, key_groups: set[int]
 ) -> dict[int, dict[str, int]]:
-    """Return the ids in *handle* with their checkpoints, by key group."""
+    """Return the ids of the objects in *handle* and their checkpoints, by key group."""
     ids: dict[int, dict[str, int]] = {key_group: {} for key_group in key_groups}
     for snapshot in handle.materialized:
         for key_group in key_groups.intersection(snapshot.key_group_range):
@@ -511,7 +511,7 @@ def _known_ids(
 
 
 def contiguous(key_groups: Iterable[int]) -> list[KeyGroupRange]:
-    """Return ascending key groups as ranges."""
+    """Convert ascending key groups to contiguous ranges."""
     ranges = []
     # Within a contiguous range, key group minus position is constant.
     for _, pairs in groupby(enumerate(key_groups), lambda pair: pair[1] - pair[0]):
@@ -521,7 +521,7 @@ def contiguous(key_groups: Iterable[int]) -> list[KeyGroupRange]:
 
 
 def _halves(rows: Sequence[_Rows]) -> list[Sequence[_Rows]]:
-    """Split rows into two halves."""
+    """Split rows in half."""
     half = len(rows) // 2
     if half:
         return [rows[:half], rows[half:]]
@@ -532,7 +532,7 @@ def _halves(rows: Sequence[_Rows]) -> list[Sequence[_Rows]]:
 
 
 def without_expired(layout: RowLayout, table: pa.Table, now_ms: int) -> pa.Table:
-    """Return rows without entries that expired long before *now_ms*; -1 keeps all."""
+    """Drop entries that expired long before *now_ms* from rows; -1 keeps all entries."""
     states = [(index, layout.codec.states[state_id]) for state_id, index in layout.columns.items()]
     if now_ms < 0 or not any(state.expires for _, state in states):
         return table

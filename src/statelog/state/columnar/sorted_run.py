@@ -1,5 +1,5 @@
 """
-State in sorted Arrow columns, which are compact and do not burden the garbage collector.
+State in sorted Arrow columns, which are compact and invisible to the garbage collector.
 
 A `SortedRun` holds the state of a few key groups as rows sorted by key group and hash, one row per
 key, in the columns of a snapshot with a hash column after them.  Its rows are never changed.  A
@@ -33,7 +33,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 
 class RowLayout:
-    """The columns of runs: a snapshot's, and the hash."""
+    """The columns of runs: the columns of a snapshot, and the hash of the key."""
 
     def __init__(self, codec: OperatorCodec) -> None:
         self.codec = codec
@@ -47,16 +47,16 @@ class RowLayout:
         """Index of the column of each variable, by state id."""
 
     def hashes(self, columns: Sequence[pa.Array]) -> Hashes:
-        """Return the hash of each key from its columns."""
+        """Compute the hash of each key from its columns."""
         return hash_columns(columns, self.codec.key.schema)
 
     def keys(self, batch: pa.RecordBatch) -> list[Key]:
-        """Return the keys of the rows of *batch*."""
+        """Return the keys of the rows in *batch*."""
         return self.codec.key.decode(batch.columns[1 : self.first_state])
 
 
 class SortedRun:
-    """The state of a few key groups in sorted columns."""
+    """The state of a few key groups, in sorted columns."""
 
     __slots__ = ("_earliest", "_starts", "hashes", "key_group_range", "moved", "rows")
 
@@ -72,23 +72,23 @@ class SortedRun:
         self._earliest: int | None = None
 
     def span(self, key_group: int) -> slice:
-        """Return the positions of the rows of *key_group*."""
+        """Return the range of rows that belong to *key_group*."""
         index = key_group - self.key_group_range.start
         return slice(self._starts[index], self._starts[index + 1])
 
     def live_count(self, key_group: int) -> int:
-        """Return how many rows of *key_group* were not moved."""
+        """Return how many rows of *key_group* are still in the run."""
         moved = self.moved[self.span(key_group)]
         return len(moved) - int(np.count_nonzero(moved))
 
     def live_rows(self, key_group: int) -> RowNumbers:
-        """Return the positions of the rows of *key_group* that were not moved."""
+        """Return the positions of the rows of *key_group* that are still in the run."""
         span = self.span(key_group)
         rows: RowNumbers = np.flatnonzero(~self.moved[span]) + span.start
         return rows
 
     def live_table(self, key_group_range: KeyGroupRange) -> pa.Table:
-        """Return the unmoved rows of these key groups, without their hash."""
+        """Return the rows of these key groups that are still in the run, without their hashes."""
         start = self.span(key_group_range.start).start
         stop = self.span(key_group_range.end).stop
         rows = self.rows.slice(start, stop - start)
@@ -98,7 +98,7 @@ class SortedRun:
 
     def candidates(self, key_group: int, hashes: Hashes) -> tuple[RowNumbers, RowNumbers]:
         """
-        Return the possible positions of keys in *key_group*, by hash.
+        Return the positions at which keys of *key_group* may be, by their hashes.
 
         Returns:
             Positions of rows, and for each the index into *hashes*.  Rows that were moved are left
@@ -129,7 +129,7 @@ class SortedRun:
 
     def first_timer(self, column: int, after_ms: int) -> int | None:
         """
-        Return the earliest timer in *column* of the unmoved rows, or None.
+        Return the earliest timer in *column* among the rows still in the run, or None.
 
         After `due_rows` up to *after_ms* it does not read the rows.  It may return the timer of
         a row that was moved since, which is only too early.
@@ -140,7 +140,7 @@ class SortedRun:
         return None if self._earliest in (None, _NEVER) else self._earliest
 
     def due_rows(self, column: int, until_ms: int) -> RowNumbers:
-        """Return the unmoved rows with a timer in *column* up to *until_ms*."""
+        """Return the rows still in the run that have a timer in *column* up to *until_ms*."""
         if self._earliest is not None and self._earliest > until_ms:
             return np.empty(0, np.int64)
         present, first = first_times(self.rows.column(column), ~self.moved)
@@ -150,7 +150,7 @@ class SortedRun:
         return due
 
     def put_back(self, rows: RowNumbers) -> None:
-        """Mark moved rows as present again."""
+        """Mark rows that were moved out of the run as present again."""
         self.moved[rows] = False
         self._earliest = None
 
@@ -173,20 +173,20 @@ def run_of(
     columns: Sequence[pa.Array],
     hashes: Hashes,
 ) -> SortedRun:
-    """Return sorted columns and their hashes as a run."""
+    """Build a run from sorted columns and their hashes."""
     arrays = [*columns, pa.array(hashes)]
     return SortedRun(key_group_range, pa.RecordBatch.from_arrays(arrays, schema=layout.schema))
 
 
 def group_order(key_groups: npt.NDArray[np.int32]) -> RowNumbers:
-    """Return the stable sort order by key group."""
+    """Return the permutation that stably sorts rows by key group."""
     order: RowNumbers = np.argsort(key_groups.astype(np.uint16), kind="stable")  # sorted by radix
     return order
 
 
 def by_key_group(table: pa.Table) -> pa.Table:
     """
-    Group rows in snapshot columns by key group.
+    Split rows in snapshot columns by key group.
 
     Several chunks if they are too large.
     """
@@ -205,7 +205,7 @@ def rows_of_group(table: pa.Table, key_group: int) -> pa.Table:
 def order_of(
     key_groups: npt.NDArray[np.int32], hashes: Hashes, *, stable: bool = False
 ) -> RowNumbers | None:
-    """Return the order by key group and hash; None if the rows are sorted."""
+    """Return the permutation that sorts rows by key group and hash, or None if they are sorted."""
     if len(key_groups) < 2:
         return None
     # Are the rows sorted already, by key group, and within each by hash?

@@ -79,7 +79,7 @@ class OperatorCodec:
         return self._metadata
 
     def written_by(self, metadata: bytes) -> WrittenStates:
-        """Return a decoder for changes written with the schema in a metadata change."""
+        """Return a decoder for changes that were written with the schema in a metadata change."""
         # Every change set begins with its schema, and nearly all have the same one.
         written = self._written.get(metadata)
         if written is None:
@@ -134,17 +134,17 @@ class OperatorCodec:
         return WrittenStates(written, codecs, present_ids)
 
     def reader(self) -> ChangesReader:
-        """Return a reader of change sets that decodes each with the schema it carries."""
+        """Return a reader that decodes each change set with the schema that the set carries."""
         return ChangesReader(self)
 
     def present_reader(self) -> ChangesReader:
-        """Return a reader that uses this schema for changes before any metadata."""
+        """Return a reader that uses this codec's schema for changes before any metadata."""
         reader = self.reader()
         reader.schema_is(self._metadata)
         return reader
 
     def encode(self, overlays: Mapping[int, Overlay]) -> ChangeBatch:
-        """Return the overlays of several key groups as changes."""
+        """Encode the overlays of several key groups as changes."""
         parts: list[ChangeBatch] = []
         for state_id, codec in enumerate(self.states):
             operations = Operations([], [], [], [])
@@ -166,7 +166,7 @@ class OperatorCodec:
     def encode_operations(
         self, state_id: int, key_groups: npt.NDArray[np.int32], operations: pa.RecordBatch
     ) -> ChangeBatch:
-        """Return operations on one variable as changes."""
+        """Encode operations on one variable as changes."""
         bounds = [0, *(np.flatnonzero(np.diff(key_groups)) + 1).tolist(), len(key_groups)]
         parts = [
             (int(key_groups[start]), start, end) for start, end in pairwise(bounds) if end > start
@@ -174,7 +174,7 @@ class OperatorCodec:
         return _encoded(self.states[state_id].descriptor.name, state_id, operations, parts)
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
-        """Return the overlays that one change set contains."""
+        """Decode a change set into the overlays it contains."""
         return self.present_reader().decode(key_groups, values)
 
 
@@ -184,7 +184,7 @@ def _encoded(
     operations: pa.RecordBatch,
     bounds: Sequence[tuple[int, int, int]],
 ) -> ChangeBatch:
-    """Return the changes of one variable."""
+    """Encode the changes of one variable."""
     # A slice of the batch for each key group, without its schema: the metadata change has it.
     header = _HEADER.pack(DELTAS, state_id)
     what = f"state {name!r}, changes of one key group"
@@ -207,7 +207,7 @@ def _encoded(
 
 
 def joined(parts: Sequence[ChangeBatch]) -> ChangeBatch:
-    """Concatenate changes."""
+    """Concatenate several sets of changes."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -219,7 +219,7 @@ def joined(parts: Sequence[ChangeBatch]) -> ChangeBatch:
 @dataclass(frozen=True, slots=True)
 class WrittenStates:
     """
-    The codecs for the changes that one schema wrote.
+    The codecs that decode changes written with one schema.
 
     Args:
         schema: That schema.
@@ -233,29 +233,29 @@ class WrittenStates:
 
 
 class ChangesReader:
-    """Read change sets in log order, each with its schema."""
+    """Reads change sets in log order, and decodes each with its own schema."""
 
     def __init__(self, codec: OperatorCodec) -> None:
         self._codec = codec
         self._written: WrittenStates | None = None
 
     def schema_is(self, metadata: bytes) -> None:
-        """Read later changes with the schema in *metadata*; see `OperatorCodec.written_by`."""
+        """Decode the changes that follow with the schema in *metadata*; see `written_by`."""
         self._written = self._codec.written_by(metadata)
 
     @property
     def is_present(self) -> bool:
-        """Whether the last changes read have the codec's own schema."""
+        """Whether the changes read last have the codec's own schema."""
         return self._written is self._codec.written_by(self._codec.metadata_change())
 
     def decode(self, key_groups: Iterable[int], values: Iterable[bytes]) -> dict[int, Overlay]:
-        """Return the overlays of a change set, or of a part of it."""
+        """Decode a change set, or a part of one, into overlays."""
         return self.overlays(self.batches(key_groups, values))
 
     def batches(
         self, key_groups: Iterable[int], values: Iterable[bytes]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Return (key group, operations) by written state id; raises like `decode`."""
+        """Return (key group, operations) pairs by the writer's state id; raises like `decode`."""
         batches: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for key_group, value in zip(key_groups, values, strict=True):
             # The schema of what follows.
@@ -274,7 +274,7 @@ class ChangesReader:
     def in_present_schema(
         self, changes: Mapping[int, list[tuple[int, pa.RecordBatch]]]
     ) -> Mapping[int, list[tuple[int, pa.RecordBatch]]]:
-        """Convert changes of `batches` to the codec's own schema, by its state ids."""
+        """Convert changes from `batches` to the codec's own schema and its state ids."""
         if self.is_present:
             return changes
         # Through the values, which are converted one by one.
@@ -292,7 +292,7 @@ class ChangesReader:
     def overlays(
         self, changes: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
     ) -> dict[int, Overlay]:
-        """Return overlays; *changes* has one batch per key group and variable."""
+        """Convert changes to overlays; *changes* has one batch per key group and variable."""
         overlays: dict[int, Overlay] = {}
         for state_id, parts in changes.items():
             self._decode_state(state_id, parts, overlays)
@@ -325,7 +325,7 @@ class ChangesReader:
     def _decode_one(
         written: WrittenStates, key_group: int, value: bytes
     ) -> tuple[int, pa.RecordBatch | None]:
-        """Return state id and operations; None for a deleted variable."""
+        """Decode one change to a state id and operations; return None for a deleted variable."""
         if len(value) < _HEADER.size:
             raise CorruptionError(f"a change in key group {key_group} is only {len(value)} bytes")
         # Values of the log are checked before Arrow reads them: they may be of a newer version.
@@ -349,7 +349,7 @@ class ChangesReader:
 
 
 def _deltas(codec: StateCodec, parts: Sequence[pa.RecordBatch]) -> list[Deltas]:
-    """Return the deltas of each part."""
+    """Return the deltas in each part."""
     try:
         # One conversion for all key groups: far fewer Arrow calls.
         whole = one_batch(pa.Table.from_batches(parts))
@@ -359,5 +359,5 @@ def _deltas(codec: StateCodec, parts: Sequence[pa.RecordBatch]) -> list[Deltas]:
 
 
 def schema_of_changes(value: bytes) -> OperatorStateSchema:
-    """Return the schema in a metadata change; raise `CorruptionError` if it is damaged."""
+    """Decode the schema in a metadata change; raise `CorruptionError` if it is damaged."""
     return OperatorStateSchema.from_bytes(value)

@@ -1,5 +1,5 @@
 """
-Convert values between a user's Python value, the stored value, and Arrow.
+Convert values between the user's Python form, the stored form and Arrow.
 
 One converter is made per Arrow type.  `canonical` gives the one form in which a value is kept, and
 raises if the value does not fit.  `to_arrow` and `from_arrow` are needed for few types only; they
@@ -36,7 +36,7 @@ _Leaf: TypeAlias = Callable[[pa.Array, pa.DataType], pa.Array]
 
 
 def to_python(column: pa.Array | pa.ChunkedArray) -> list[object]:
-    """Return the values of a column, like its `to_pylist`."""
+    """Convert a column to Python values, like its `to_pylist`."""
     values: list[object]
     convert = _converter(column.type)
     if convert is None:
@@ -48,7 +48,7 @@ def to_python(column: pa.Array | pa.ChunkedArray) -> list[object]:
 
 
 def _converter(kind: pa.DataType) -> _Converter | None:
-    """Return the converter for a type; None if Arrow's own is as fast."""
+    """Return the converter for a type, or None if Arrow's own conversion is as fast."""
     if pa.types.is_timestamp(kind):
         if kind.unit != "us":
             return None
@@ -69,7 +69,7 @@ def _converter(kind: pa.DataType) -> _Converter | None:
 
 
 def _in_range(column: pa.Array, least: int, most: int) -> bool:
-    """Return whether Python can represent all times in a column."""
+    """Return whether Python can represent every time in a column."""
     # As numbers: `as_py` raises for a time that Python cannot hold.
     numbers = column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64())
     bounds = pc.min_max(numbers)
@@ -159,12 +159,12 @@ def relabelled(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def with_equal_floats(column: pa.Array) -> pa.Array:
-    """Replace -0.0 by 0.0, and all NaNs by one NaN, in a column."""
+    """Normalize the floats in a column: -0.0 becomes 0.0, and all NaNs become the same NaN."""
     return _rebuilt(column, column.type, _equal_floats) if has_floats(column.type) else column
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Return whether values of a type are floats or contain floats."""
+    """Return whether a type is a float or contains one."""
     if pa.types.is_nested(kind):
         return any(has_floats(kind.field(index).type) for index in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
@@ -182,7 +182,7 @@ def _equal_floats(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _rebuilt(column: pa.Array, kind: pa.DataType, leaf: _Leaf) -> pa.Array:
-    """Convert the leaves of a column to a type of the same form."""
+    """Convert the leaves of a column to a type with the same structure."""
     if not pa.types.is_nested(kind):
         return leaf(column, kind)
     if pa.types.is_struct(kind):
@@ -214,14 +214,14 @@ NAN: Final = float("nan")
 
 
 def is_mutable(kind: pa.DataType) -> bool:
-    """Return whether values of this type are lists or dicts, or contain them."""
+    """Return whether values of this type are, or contain, lists or dicts."""
     if pa.types.is_struct(kind):
         return any(is_mutable(field.type) for field in kind)
     return bool(pa.types.is_nested(kind))
 
 
 def canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
-    """Return a converter to the stored form, which raises for values that do not fit."""
+    """Return a converter to the stored form, which rejects values that do not fit the type."""
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
         if not names:
@@ -250,7 +250,7 @@ def canonical(kind: pa.DataType, factory: StructFactory) -> Converter:
 
 
 def optional(convert: Converter, nullable: bool) -> Converter:
-    """Return a converter for a nullable or a NOT NULL field."""
+    """Return a converter for a field, depending on whether it is nullable."""
     return lambda value: (None if nullable else _missing()) if value is None else convert(value)
 
 
@@ -266,7 +266,7 @@ def _iterable(value: object) -> Iterable[object]:
 
 
 def _parts(value: object, names: Sequence[str]) -> Sequence[object]:
-    """Return the fields of a struct, which is a Row, a dict or a sequence."""
+    """Return the field values of a struct that is a Row, a dict or a sequence."""
     if isinstance(value, Mapping):
         return [value.get(name) for name in names]
     # A Row whose fields have another order is taken by name, as Spark does.
@@ -301,7 +301,7 @@ def _floating(value: object) -> float:
 
 
 def _single(value: object) -> float:
-    """Round to single precision, as a restart would read it."""
+    """Round a float to single precision, which is what a restart would read."""
     return float(struct.unpack("f", struct.pack("f", _floating(value)))[0])
 
 
@@ -408,7 +408,7 @@ ALWAYS_CHECKED: Final = frozenset({list, dict, tuple, decimal.Decimal, dt.dateti
 
 
 def to_arrow(kind: pa.DataType) -> Converter | None:
-    """Return a converter to the form that Arrow accepts, or None."""
+    """Return a converter to the form that Arrow accepts, or None if none is needed."""
     if pa.types.is_struct(kind):
         fields = [(field.name, to_arrow(field.type)) for field in kind]
         names = [name for name, _ in fields]
@@ -437,7 +437,7 @@ def _same(value: object) -> object:
 
 
 def from_arrow(kind: pa.DataType, factory: StructFactory) -> Converter | None:
-    """Return a converter from Arrow's Python value, or None."""
+    """Return a converter from the Python value that Arrow returns, or None if none is needed."""
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
         inner = [from_arrow(field.type, factory) for field in kind]
@@ -464,7 +464,7 @@ def from_arrow(kind: pa.DataType, factory: StructFactory) -> Converter | None:
 
 def to_hashable(value: Any, kind: pa.DataType) -> object:
     """
-    Convert part of a key to the form that tables store.
+    Convert a part of a key to the form in which tables store it.
 
     It is hashable, and equal to what equals it in Spark: there is one NaN and one zero, and a point
     in time is in UTC.  Python compares two times of one zone by their clocks, which show an hour of
@@ -486,13 +486,13 @@ def to_hashable(value: Any, kind: pa.DataType) -> object:
 
 
 def equal_float(value: float) -> float:
-    """Normalize a float for a key: 0.0 for -0.0, and one object for all NaNs."""
+    """Normalize a float in a key: -0.0 becomes 0.0, and all NaNs become the same object."""
     return value + 0.0 if value == value else NAN
 
 
 def equal_key(kind: pa.DataType, factory: StructFactory) -> Converter | None:
     """
-    Return a converter of map keys to their canonical form.
+    Return a converter that brings map keys into their canonical form.
 
     Or None.
     """
@@ -514,7 +514,7 @@ def equal_key(kind: pa.DataType, factory: StructFactory) -> Converter | None:
 
 
 def from_hashable(value: Any, kind: pa.DataType) -> object:
-    """Return part of a key as the user sees it, from its hashable form."""
+    """Convert a part of a key from its hashable form to the form the user sees."""
     if pa.types.is_struct(kind):
         return {
             field.name: None if value_part is None else from_hashable(value_part, field.type)

@@ -1,5 +1,5 @@
 """
-Convert a variable to and from Arrow: deltas as operations, entries as structs.
+Convert a variable to and from Arrow: its deltas as operations, its entries as structs.
 
 The columns of operations are the key's (`key.<name>`), `op`, then `value.<name>`, for maps
 `user_key.<name>` before it, and `expires_at_ms` where the variable has a time to live.  One row is
@@ -22,7 +22,7 @@ from statelog.state.schema import StateDescriptor, TtlChange, field_since
 
 
 class StateCodec:
-    """Encode and decode the deltas and entries of one variable."""
+    """Encodes and decodes the deltas and entries of one variable."""
 
     def __init__(
         self,
@@ -61,23 +61,23 @@ class StateCodec:
         return pa.schema(fields)
 
     def entry_fields(self) -> list[pa.Field]:
-        """Return the fields of an entry: the value's, then its expiry."""
+        """Return the fields of an entry: the fields of the value, then the expiry time."""
         fields = list(self.value.stored)
         return [*fields, pa.field(EXPIRES_FIELD, pa.int64())] if self.expires else fields
 
     def row_fields(self) -> list[pa.Field]:
-        """Return the fields of an entry as flat columns: map key, value, then expiry."""
+        """Return the fields of an entry as flat columns: map key, value, then the expiry time."""
         operation = list(self.schema)
         return operation[len(self.key.schema) + 1 :]
 
     # --- deltas -----------------------------------------------------------------------------------
 
     def operations(self, deltas: Deltas) -> Operations:
-        """Return *deltas* as operations."""
+        """Convert *deltas* to operations."""
         return self.kind.operations(deltas)
 
     def batch(self, operations: Operations) -> pa.RecordBatch:
-        """Return operations as a record batch, or raise one of `UNENCODABLE`."""
+        """Convert operations to a record batch; raises one of the errors in `UNENCODABLE`."""
         keys, ops, entries, user_keys = operations
         columns = self.key.encode(keys)
         columns.append(pa.array(ops, pa.int8()))
@@ -87,7 +87,7 @@ class StateCodec:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
-        """Return the deltas in *batch*; the inverse of `operations` and `batch`."""
+        """Convert *batch* to deltas; the inverse of `operations` and `batch`."""
         # The columns are in the order of `schema`: key, op, map key, value, expiry.
         position = len(self.key.schema)
         keys = self.key.decode(batch.columns[:position])
@@ -113,23 +113,23 @@ class StateCodec:
     # --- cells ------------------------------------------------------------------------------------
 
     def encode_cells(self, cells: Sequence[object]) -> pa.Array:
-        """Return the column of the variable; None is a key without state."""
+        """Encode cells as the variable's column; None stands for a key without state."""
         return self.kind.encode_cells(self, cells)
 
     def decode_cells(self, column: pa.Array) -> Iterable[object]:
-        """Return the cells of the variable's column; empty or None for no state."""
+        """Decode the cells in the variable's column; a key without state is empty or None."""
         return self.kind.decode_cells(self, column)
 
     # --- entries, for the kinds -------------------------------------------------------------------
 
     def encode_entries(self, entries: Sequence[Entry | None]) -> pa.Array:
-        """Return entries as structs of `entry_fields`."""
+        """Encode entries as structs with the fields in `entry_fields`."""
         missing = pa.array([entry is None for entry in entries], pa.bool_())
         fields = self.entry_fields()
         return pa.StructArray.from_arrays(self._entry_columns(entries), fields=fields, mask=missing)
 
     def decode_entries(self, column: pa.Array) -> list[Entry | None]:
-        """Return the entries of a column of structs; None for a null."""
+        """Decode the entries in a column of structs; None for a null."""
         entries = self._entries(column.flatten())
         if column.null_count:
             valid = column.is_valid().to_pylist()
@@ -137,12 +137,12 @@ class StateCodec:
         return entries
 
     def encode_user_keys(self, user_keys: Sequence[Values]) -> pa.Array:
-        """Return map keys as structs."""
+        """Encode map keys as structs."""
         codec = self._map_keys()
         return pa.StructArray.from_arrays(codec.encode(user_keys), fields=list(codec.stored))
 
     def decode_user_keys(self, column: pa.Array) -> list[Values]:
-        """Return the map keys of a column of structs."""
+        """Decode the map keys in a column of structs."""
         return self._user_keys(column.flatten())
 
     def _entry_columns(self, entries: Sequence[Entry | None]) -> list[pa.Array]:
@@ -162,7 +162,7 @@ class StateCodec:
         return list(zip(columns[width].to_pylist(), values, strict=True))
 
     def _values(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """Return the values in *columns*, which match the fields of the value schema."""
+        """Decode the values in *columns*, which match the fields of the value schema."""
         return self.value.decode(columns)
 
     def _user_keys(self, columns: Sequence[pa.Array]) -> list[Values]:
@@ -175,7 +175,7 @@ class StateCodec:
 
 
 def _filled(values: Sequence[Values | None], width: int) -> Sequence[Values]:
-    """Return *values* with a row of nulls for each None."""
+    """Replace each None in *values* with a row of nulls."""
     if None not in values:
         return values  # type: ignore[return-value]
     nulls = (None,) * width
@@ -206,7 +206,7 @@ class WrittenStateCodec(StateCodec):
         return self._present._user_keys(columns)
 
     def decode_cells(self, column: pa.Array) -> Iterable[object]:
-        """Return the earlier schema's cells, converted to the current schema."""
+        """Decode cells that have the earlier schema, and convert them to the current one."""
         cells = super().decode_cells(column)
         if not self._ttl.changes:
             return cells
@@ -215,7 +215,7 @@ class WrittenStateCodec(StateCodec):
         return [None if cell is None else migrate(cell, entry) for cell in cells]
 
     def deltas(self, batch: pa.RecordBatch, counts: Sequence[int]) -> list[Deltas]:
-        """Return the earlier schema's deltas, converted to the current schema."""
+        """Decode deltas that have the earlier schema, and convert them to the current one."""
         groups = super().deltas(batch, counts)
         if not self._ttl.changes:
             return groups
@@ -275,12 +275,12 @@ def _cast(column: pa.Array, old: pa.DataType, new: pa.DataType) -> pa.Array:
 
 
 def _compact(column: pa.Array) -> pa.Array:
-    """Return *column* without an offset, because Arrow does not accept masks with offsets."""
+    """Copy *column* if it has an offset, because Arrow does not support masks with offsets."""
     return column.take(pa.array(range(len(column)), pa.int64())) if column.offset else column
 
 
 class TtlMigration:
-    """Convert entries of an earlier schema to the current one: add or apply their expiry."""
+    """Converts entries of an earlier schema to the current one: adds or applies their expiry."""
 
     def __init__(self, present: StateDescriptor, written: int) -> None:
         self.changes: tuple[TtlChange, ...] = tuple(
@@ -288,7 +288,7 @@ class TtlMigration:
         )
 
     def entry(self, entry: Entry) -> Entry | None:
-        """Convert an entry to the current schema; None if it had expired."""
+        """Convert an entry to the current schema; return None if it has expired."""
         for change in self.changes:
             if change.added:
                 entry = (change.at_ms, entry)

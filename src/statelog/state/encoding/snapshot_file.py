@@ -1,5 +1,5 @@
 """
-Snapshots: the state of some key groups as a Parquet file that any tool can open.
+Snapshots: the state of some key groups, as a Parquet file that any tool can open.
 
 One row is one key.  The columns are `key_group`, the key's (`key.<name>`), and one for each state
 variable: a struct for a value, a list of structs for a list, a list of {key, value} for a map, and
@@ -44,7 +44,7 @@ def write_snapshot(
     now_ms: int,
 ) -> bytes:
     """
-    Return the state of *key_group_range*, with *overlays* applied, as a Parquet file.
+    Write the state of *key_group_range*, with *overlays* applied, as a Parquet file.
 
     See `snapshot_table` for the arguments.
     """
@@ -52,7 +52,7 @@ def write_snapshot(
 
 
 class SnapshotWriter:
-    """Writes a snapshot as Parquet, part by part."""
+    """Writes a snapshot as a Parquet file, one portion at a time."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._sink = pa.BufferOutputStream()
@@ -62,14 +62,14 @@ class SnapshotWriter:
         )
 
     def write(self, table: pa.Table) -> None:
-        """Append rows of key groups, in ascending order."""
+        """Append the rows of some key groups, in ascending order."""
         # Arrow reads a row group only if each of its columns fits into one array.
         for batch in batches_of(table):
             self._writer.write_batch(batch, row_group_size=_ROW_GROUP_SIZE)
 
     def finish(self) -> pa.Buffer:
         """
-        Return the file, uncompressed if it would expand too much.
+        Return the finished file, uncompressed if decompression would expand it too much.
 
         Without rows if none were written.
         """
@@ -83,7 +83,7 @@ class SnapshotWriter:
 
 
 def _uncompressed(data: pa.Buffer) -> pa.Buffer:
-    """Return a snapshot of this writer without compression."""
+    """Rewrite a snapshot from this writer without compression."""
     file = pq.ParquetFile(pa.BufferReader(data))
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
@@ -95,7 +95,7 @@ def _uncompressed(data: pa.Buffer) -> pa.Buffer:
 
 
 def parquet_of(tables: Iterable[pa.Table]) -> bytes:
-    """Return tables of `snapshot_table`, ascending by key group, as Parquet."""
+    """Write tables from `snapshot_table`, in ascending order of key group, as Parquet."""
     writer = None
     for table in tables:
         writer = writer or SnapshotWriter(table.schema)
@@ -115,7 +115,7 @@ def snapshot_table(
     now_ms: int,
 ) -> pa.Table:
     """
-    Return the state of *key_group_range*, with *overlays* applied, one row per key.
+    Return the state of *key_group_range* as one row per key, with *overlays* applied.
 
     The table has several chunks if one array cannot hold a column.
     """
@@ -142,7 +142,7 @@ def _encoded(
     keys: Sequence[Key],
     columns: Sequence[Sequence[object]],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows as one batch, or as several batches if a column exceeds one array."""
+    """Yield rows as one batch, or as several if a column does not fit into one array."""
     arrays: list[pa.Array] = [pa.array(key_groups, pa.int32())]
     names = [KEY_GROUP_COLUMN, *(f"key.{name}" for name in codec.schema.key_schema.names)]
     try:
@@ -186,7 +186,7 @@ def read_snapshot(
     codec: OperatorCodec, data: bytes | memoryview, key_group_range: KeyGroupRange
 ) -> dict[int, list[Table]]:
     """
-    Return the tables of a snapshot by key group, for the groups in *key_group_range*.
+    Read the tables of the key groups in *key_group_range* from a snapshot.
 
     Variables that the snapshot does not have stay empty; deleted ones are skipped.
     """
@@ -212,7 +212,7 @@ def _insert_rows(
     rows: pa.RecordBatch,
     tables: Mapping[int, Sequence[Table]],
 ) -> None:
-    """Insert a snapshot's rows into the tables of their key groups."""
+    """Insert the rows of a snapshot into the tables of their key groups."""
     key_groups = rows.column(KEY_GROUP_COLUMN).to_pylist()
     names = written.schema.key_schema.names
     keys = codec.key.decode([rows.column(f"key.{name}") for name in names])
@@ -235,7 +235,7 @@ def rows_of_groups(
     data: Buffer, key_group_range: KeyGroupRange, columns: Sequence[str] | None = None
 ) -> pa.Table:
     """
-    Return the rows of some key groups in a snapshot, validated.
+    Read and validate the rows of some key groups in a snapshot.
 
     Not through a data set of Arrow: its reader waits for ever where a column has a forged type.
     """
@@ -251,13 +251,13 @@ def rows_of_groups(
 
 
 def is_of_schema(codec: OperatorCodec, data: bytes | memoryview) -> bool:
-    """Return whether a snapshot was written with *codec*'s current schema."""
+    """Return whether a snapshot was written with the current schema of *codec*."""
     written: bytes | None = (_parquet(data).schema_arrow.metadata or {}).get(SCHEMA_METADATA)
     return written == codec.metadata_change()
 
 
 def snapshot_row_count(data: bytes | memoryview, key_group_range: KeyGroupRange) -> int:
-    """Return an upper bound for the number of rows of *key_group_range* in a snapshot."""
+    """Return an upper bound on the number of rows that a snapshot has for *key_group_range*."""
     file = _parquet(data)
     try:
         return sum(
@@ -307,7 +307,7 @@ def tables_in_schema(
     key_group_range: KeyGroupRange,
     schema: pa.Schema,
 ) -> Iterator[tuple[KeyGroupRange, pa.Table]]:
-    """Yield a snapshot of any schema in the current schema's columns, some key groups at a time."""
+    """Yield a snapshot converted to the current schema, a few key groups at a time."""
     if is_of_schema(codec, data):
         yield from snapshot_tables(data, key_group_range, schema, BLOCK)
         return
@@ -336,7 +336,7 @@ def _parquet(data: bytes | memoryview) -> pq.ParquetFile:
 
 def _row_groups(file: pq.ParquetFile, key_group_range: KeyGroupRange) -> Iterator[int]:
     """
-    Yield the row groups that contain key groups of the range.
+    Yield the Parquet row groups that contain key groups in the range.
 
     Their key groups are read, not the statistics: Arrow ends the process where a forged file
     declares another type for the column.

@@ -41,12 +41,12 @@ UNENCODABLE: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
 def tuple_factory(_names: Sequence[str], values: Sequence[object]) -> Values:
-    """Convert a struct to a plain tuple."""
+    """Return a converter from a struct to a plain tuple."""
     return tuple(values)
 
 
 class StructCodec:
-    """Convert between tuples and Arrow columns of one schema."""
+    """Converts between tuples and Arrow columns of one schema."""
 
     def __init__(
         self, schema: pa.Schema, *, struct_factory: StructFactory = tuple_factory, what: str = ""
@@ -64,7 +64,7 @@ class StructCodec:
         self.is_mutable = any(is_mutable(field.type) for field in schema)
 
     def _checked(self, field: pa.Field, struct_factory: StructFactory) -> Converter:
-        """Return a field's converter to the stored form; raise if its type is unsupported."""
+        """Return the converter of a field to the stored form; reject unsupported types."""
         try:
             return optional(canonical(field.type, struct_factory), field.nullable)
         except UsageError as error:
@@ -72,7 +72,7 @@ class StructCodec:
 
     def normalize(self, value: Iterable[object]) -> Values:
         """
-        Convert *value* to the tuple that a restart would read.
+        Convert *value* to the tuple that a restart would read back.
 
         Mutable parts are copied, so that a later change of them does not change the state.
         """
@@ -131,7 +131,7 @@ class StructCodec:
         return self.encode_columns(columns)
 
     def encode_columns(self, columns: Sequence[Sequence[object]]) -> list[pa.Array]:
-        """Return one Arrow column per sequence of values; see `encode`."""
+        """Encode sequences of values, one Arrow column each; see `encode`."""
         arrays = (
             pa.array(
                 column
@@ -160,7 +160,7 @@ class StructCodec:
 
 class MapKeyCodec(StructCodec):
     """
-    A `StructCodec` of dict keys: hashable tuples, with one NaN and one zero.
+    A `StructCodec` for dict keys: hashable tuples in which all NaNs, and both zeros, are equal.
 
     Raises:
         UsageError: A field is an array or a map.
@@ -176,7 +176,7 @@ class MapKeyCodec(StructCodec):
         self._forms = forms if any(forms) else None
 
     def normalize(self, value: Iterable[object]) -> Values:
-        """Return *value* as the key of its entry; see `StructCodec.normalize`."""
+        """Convert *value* to the key of its entry; see `StructCodec.normalize`."""
         key = super().normalize(value)
         return key if self._forms is None else _equal(key, self._forms)
 
@@ -202,7 +202,7 @@ def _equal(key: Values, forms: Sequence[Converter | None]) -> Values:
 
 class KeyCodec:
     """
-    Convert grouping keys between user, dict and Arrow columns.
+    Converts grouping keys between the user's form, dict keys and Arrow columns.
 
     A key is a tuple of column values.  Keys that group together must be equal: nested columns are
     tuples, which are hashable, every NaN becomes one object, -0.0 becomes 0.0, and points in time
@@ -219,11 +219,11 @@ class KeyCodec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether keys in the columns of `uniform` are equal exactly if their bytes are."""
+        """Whether keys in the columns of `uniform` are equal exactly if their bytes are equal."""
         return not (self._nested or self._floating)
 
     def uniform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """Convert key columns to the schema's types, with equal floats in one form."""
+        """Convert key columns to the schema's types, and bring equal floats into the same form."""
         if self._floating:
             columns = [with_equal_floats(column) for column in columns]
         return [
@@ -232,7 +232,7 @@ class KeyCodec:
         ]
 
     def to_hashable(self, key: Values) -> Values:
-        """Convert *key* to the form that tables store."""
+        """Convert *key* to the form in which tables store it."""
         if self.is_plain and not self._zoned:
             return key
         return tuple(
@@ -240,7 +240,7 @@ class KeyCodec:
         )
 
     def from_hashable(self, key: Values) -> Values:
-        """Return a key in the form that tables hold as the user sees it."""
+        """Convert a key from the form in which tables store it to the form the user sees."""
         if not self._nested:
             return key
         return tuple(
@@ -259,7 +259,7 @@ class KeyCodec:
         ]
 
     def decode(self, columns: Sequence[pa.Array]) -> list[Values]:
-        """Return keys in the form that tables hold."""
+        """Decode keys to the form in which tables store them."""
         keys = zip(*map(to_python, self.uniform(columns)), strict=True)
         return list(keys) if self.is_plain else [self.to_hashable(key) for key in keys]
 

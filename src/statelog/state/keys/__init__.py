@@ -1,5 +1,5 @@
 """
-Keys: their hashes, and an index of many keys.
+Keys: their hashes, and an index for large numbers of keys.
 
     key_groups   Spark's `xxhash64` of one key; key_hash: of columns
     slot_index   keys -> slots, and the keys in columns

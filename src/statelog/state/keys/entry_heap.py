@@ -1,5 +1,5 @@
 """
-Entries in columns, found by position.
+Entries in columns, accessed by position.
 
 Entries are appended and never changed, so an attempt that fails leaves nothing to undo: the owner
 of a heap keeps the position of the entry that counts for each slot.  `keep` drops the others.
@@ -35,7 +35,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 class ChunkedColumn:
     """
-    Values of any type, as Arrow arrays.
+    A column of values of any type, stored as several Arrow arrays.
 
     *what* they are, for the error that they are too large.
     """
@@ -73,7 +73,7 @@ class ChunkedColumn:
         return is_similar and before.nbytes + chunk.nbytes <= _CHUNK_BYTES
 
     def take(self, rows: RowNumbers, _present: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-        """Return the values of *rows* in order; nulls for negative numbers."""
+        """Return the values in *rows*, in that order; null for negative row numbers."""
         # Taken from each chunk at once, then put into the order that was asked for.
         parts = self.parts(rows)
         if not parts:
@@ -91,7 +91,7 @@ class ChunkedColumn:
         return joined_arrays(pieces, self._what).take(pa.array(order))
 
     def parts(self, rows: RowNumbers) -> list[Part]:
-        """Return the chunks that contain any of *rows*; negative numbers are in the first one."""
+        """Return the chunks that contain any of *rows*; negative numbers are in the first chunk."""
         if len(self._chunks) == 1:
             return [(self._chunks[0], 0, np.arange(len(rows)))]
         # Sorted by chunk; 16 bits, so that the sort is a radix sort.
@@ -106,7 +106,7 @@ class ChunkedColumn:
         ]
 
     def keep(self, rows: RowNumbers) -> None:
-        """Keep only the values of *rows*, and renumber them 0, 1, ..."""
+        """Keep only the values in *rows*, and renumber the rows 0, 1, ..."""
         # Into new chunks: an error while memory runs out leaves the old ones as they are.
         remaining = ChunkedColumn(self._kind, self._what)
         for block in self._blocks(rows):
@@ -115,7 +115,7 @@ class ChunkedColumn:
         self._ends = remaining._ends
 
     def _blocks(self, rows: RowNumbers) -> Iterator[RowNumbers]:
-        """Yield rows in blocks of about half a chunk, so that strings fit into a column."""
+        """Yield rows in blocks of about half a chunk, so that their strings fit into one array."""
         per_row = self.nbytes // max(len(self), 1) + 1
         count = max(_CHUNK_BYTES // 2 // per_row, 1)
         for start in range(0, len(rows), count):
@@ -123,7 +123,7 @@ class ChunkedColumn:
 
 
 def taken(columns: Sequence[pa.Array], rows: RowNumbers) -> list[pa.Array]:
-    """Return rows of columns; nulls for negative numbers."""
+    """Return the given rows of columns; nulls for negative row numbers."""
     numbers = _numbers(rows)
     return [column.take(numbers) for column in columns]
 
@@ -144,14 +144,14 @@ class _Store(Protocol):
         """Append values."""
 
     def take(self, positions: RowNumbers, present: npt.NDArray[np.bool_] | None) -> pa.Array:
-        """Return values by position; null where a value is not *present* (None: all present)."""
+        """Return the values at *positions*; null where *present* is false (None: all present)."""
 
     def keep(self, positions: RowNumbers) -> None:
         """Keep only the values at these positions, in this order."""
 
 
 class EntryHeap:
-    """Entries of one variable by position; errors call it *what*."""
+    """Entries of one variable, accessed by position; errors call an entry *what*."""
 
     def __init__(self, fields: Sequence[pa.Field], what: str) -> None:
         self.fields = list(fields)
@@ -162,7 +162,7 @@ class EntryHeap:
 
     @property
     def nbytes(self) -> int:
-        """Memory use in bytes, including the spare capacity for growth."""
+        """Memory use in bytes, including the spare capacity."""
         return sum(store.nbytes for store in self._stores)
 
     def append(self, columns: Sequence[pa.Array]) -> RowNumbers:
@@ -179,12 +179,12 @@ class EntryHeap:
         return np.arange(self.count - length, self.count)
 
     def take(self, positions: RowNumbers) -> list[pa.Array]:
-        """Return the columns of entries; nulls for a negative position."""
+        """Return the columns of the entries at these positions; nulls for negative positions."""
         present = _present(positions)
         return [store.take(positions, present) for store in self._stores]
 
     def take_column(self, index: int, positions: RowNumbers) -> pa.Array:
-        """Return one column of entries; nulls for a negative position."""
+        """Return one column of the entries at these positions; nulls for negative positions."""
         return self._stores[index].take(positions, _present(positions))
 
     def keep(self, positions: RowNumbers) -> None:
@@ -195,7 +195,7 @@ class EntryHeap:
 
 
 def _present(positions: RowNumbers) -> npt.NDArray[np.bool_] | None:
-    """Return which positions contain entries; None for all."""
+    """Return a mask of the positions that contain entries; None if all of them do."""
     present = positions >= 0
     return None if present.all() else present
 
@@ -274,7 +274,7 @@ class _FixedWidth:
 
 
 class _Booleans(_FixedWidth):
-    """Booleans, which Arrow packs in bits."""
+    """Booleans, which Arrow packs into bits."""
 
     def _read(self, column: pa.Array) -> npt.NDArray[np.generic]:
         filled = pc.fill_null(column, False) if column.null_count else column
@@ -286,7 +286,7 @@ class _Booleans(_FixedWidth):
 
 
 def _grown(values: npt.NDArray[_Scalar], least: int) -> npt.NDArray[_Scalar]:
-    """Return a copy with space for *least* values, at least twice the previous size."""
+    """Return a copy with space for at least *least* values and at least twice the old size."""
     if len(values) >= least:
         return values
     larger = np.zeros(max(least, 2 * len(values)), values.dtype)

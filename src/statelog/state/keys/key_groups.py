@@ -1,5 +1,5 @@
 """
-Compute the key group of a key without Spark.
+Compute the key group of a key, without Spark.
 
 A stream's rows get their key group in the JVM: `pmod(xxhash64(key columns), groups)`.  This is the
 same function in Python, for looking up single keys.  It never changes; its test vectors are in
@@ -63,7 +63,7 @@ def hash_of(key: Sequence[object], schema: pa.Schema) -> int:
 
 
 def xxhash64_bytes(data: bytes, seed: int) -> int:
-    """Return XXH64 of *data* as an unsigned number."""
+    """Return the XXH64 hash of *data* as an unsigned number."""
     length = len(data)
     position = 0
     # Four lanes of eight bytes each, mixed and then joined.
@@ -108,7 +108,7 @@ def _avalanche(value: int) -> int:
 
 
 def _int(value: int, seed: int) -> int:
-    """Hash the four bytes of a value that Spark stores in 32 bits."""
+    """Hash a value that Spark stores as a 32-bit integer."""
     return xxhash64_bytes(struct.pack("<i", value), seed)
 
 
@@ -125,7 +125,7 @@ def _double(value: float, seed: int) -> int:
 
 
 def _canonical_float(form: str, value: float) -> bytes:
-    """Return the bytes of a float, the same for all NaNs and both zeros."""
+    """Return the bytes of a float, normalized so that all NaNs, and both zeros, are equal."""
     if value != value:
         return b"\x00\x00\xc0\x7f" if form == "<f" else b"\x00\x00\x00\x00\x00\x00\xf8\x7f"
     return struct.pack(form, value + 0.0)  # -0.0 + 0.0 is 0.0
@@ -144,7 +144,7 @@ def _date(value: dt.date, seed: int) -> int:
 
 
 def _timestamp(value: dt.datetime, seed: int) -> int:
-    """Hash a point in time; without a time zone it is local, as in PySpark."""
+    """Hash a timestamp; without a time zone it is local time, as in PySpark."""
     return _wall_clock(value.astimezone(dt.UTC).replace(tzinfo=None), seed)
 
 
@@ -184,7 +184,7 @@ _HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], Hasher], ...]] = (
 
 
 def value_hasher(kind: pa.DataType) -> Hasher:
-    """Return the hasher for a type; raise `UsageError` if there is none."""
+    """Return the hash function for a type; raise `UsageError` if there is none."""
     if pa.types.is_decimal(kind):
         return _decimal(kind.precision, kind.scale)
     for matches, hasher in _HASHERS:

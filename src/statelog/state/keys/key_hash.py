@@ -1,5 +1,5 @@
 """
-Compute Spark's `xxhash64` of whole columns of keys in NumPy.
+Compute Spark's `xxhash64` for whole columns of keys with NumPy.
 
 It gives the same numbers as `statelog.state.keys.key_groups`, for many keys at once.  Rows are
 hashed in blocks that fit the processor's cache.  Strings and binaries are grouped by length: those
@@ -36,7 +36,7 @@ _P5: Final = _U64(0x27D4EB2F165667C5)
 
 def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
     """
-    Return the hash of each key, as unsigned numbers.
+    Return the hash of each key as an unsigned number.
 
     Lists and maps in keys, whose hash only Spark can compute, are hashed in our own way: the result
     finds keys, but does not give their key group.
@@ -60,7 +60,7 @@ def hash_columns(columns: Sequence[pa.Array], schema: pa.Schema) -> Hashes:
 
 def is_one_to_one(schema: pa.Schema) -> bool:
     """
-    Return whether different keys of these types have different hashes.
+    Return whether different keys of these types always have different hashes.
 
     So it is for one column of at most 64 bits: every step of its hash can be undone.  A null is the
     exception: its hash is the seed, which is also the hash of one of the values.
@@ -76,7 +76,7 @@ _ColumnHasher: TypeAlias = "Callable[[pa.Array, Hashes], Hashes]"
 
 
 def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
-    """Return a hasher of whole columns of this type, or None."""
+    """Return a hash function for whole columns of this type, or None."""
     if pa.types.is_decimal128(kind):
         return _decimals if kind.precision <= _LONG_DIGITS else None
     if pa.types.is_struct(kind):
@@ -89,7 +89,7 @@ def _hasher(kind: pa.DataType) -> _ColumnHasher | None:
 
 def _struct(kind: pa.StructType) -> _ColumnHasher | None:
     """
-    Return a hasher of structs, such as time windows.
+    Return a hash function for structs, such as time windows.
 
     The hash of the fields, one after the other.
     """
@@ -112,7 +112,7 @@ def _struct(kind: pa.StructType) -> _ColumnHasher | None:
 
 
 def _by_value(field: pa.Field) -> _ColumnHasher:
-    """Return a hasher that works value by value, for large decimals and nested types."""
+    """Return a hash function that hashes values one by one, for large decimals and nested types."""
     try:
         hash_value = value_hasher(field.type)
     except UsageError:
@@ -175,7 +175,7 @@ def _decimals(column: pa.Array, seeds: Hashes) -> Hashes:
 
 
 def _bytes(column: pa.Array, seeds: Hashes) -> Hashes:
-    """Hash strings or binaries, grouped by length."""
+    """Hash strings or binary values, grouped by length."""
     if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
         width: type[np.int64] | type[np.int32] = np.int64
     else:
@@ -216,7 +216,7 @@ _HASHERS: Final[tuple[tuple[Callable[[pa.DataType], bool], _ColumnHasher], ...]]
 
 
 def _of_one_length(words: npt.NDArray[np.uint64], length: int, seeds: Hashes) -> Hashes:
-    """Hash rows of whole words; ignore bytes after *length*."""
+    """Hash rows that consist of whole words; ignore the bytes after *length*."""
     matrix = words.view(np.uint8)
     position = 0
     if length >= 32:

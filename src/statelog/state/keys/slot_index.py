@@ -1,5 +1,5 @@
 """
-A hash table from keys to slots, for whole batches of keys.
+A hash table from keys to slots that processes whole batches of keys.
 
 The table is an array of cells, each empty or with a slot.  The search for a key starts at the cell
 that the upper bits of its hash name, and takes the next cell until it finds the hash of the key or
@@ -42,7 +42,7 @@ _BLOCK: Final = 1 << 18
 
 class SlotIndex:
     """
-    Map keys to slots: row numbers of state columns.
+    Maps keys to slots, which are row numbers in state columns.
 
     Slots are given in ascending order from 0, without gaps.
     """
@@ -67,7 +67,7 @@ class SlotIndex:
         return own_bytes + self._keys.nbytes
 
     def find(self, keys: Sequence[pa.Array], hashes: Hashes) -> Slots:
-        """Return the slot of each key, or -1 if it does not have one."""
+        """Return the slot of each key, or -1 for a key without a slot."""
         return self._search(keys, hashes)[0]
 
     def add(
@@ -76,7 +76,7 @@ class SlotIndex:
         hashes: Hashes,
         key_groups: npt.NDArray[np.int32],
     ) -> Slots:
-        """Return the slot of each key; assign the next slots to keys without one."""
+        """Return the slot of each key; assign the next free slots to keys without a slot."""
         # 1. The slots of known keys, and the empty cell where each search for a new one ended.
         slots, cells = self._search(keys, hashes)
         new = np.flatnonzero(slots == NO_SLOT)
@@ -96,25 +96,25 @@ class SlotIndex:
         return self._keys.take(slots)
 
     def hashes(self, slots: Slots) -> Hashes:
-        """Return the hash of the key of each slot."""
+        """Return the hash of the key in each slot."""
         return self._hashes[slots]
 
     def key_groups(self, slots: Slots) -> npt.NDArray[np.int32]:
-        """Return the key group of the key of each slot."""
+        """Return the key group of the key in each slot."""
         return self._key_groups[slots].astype(np.int32)
 
     @property
     def all_key_groups(self) -> npt.NDArray[np.int32]:
-        """The key group of each slot's key, starting with slot 0."""
+        """The key group of the key in each slot, starting with slot 0."""
         return self._key_groups[: len(self)].astype(np.int32)
 
     def slots_in(self, key_group_range: KeyGroupRange) -> Slots:
-        """Return the slots of the keys of some key groups."""
+        """Return the slots whose keys are in some key groups."""
         return np.flatnonzero(are_in(self._key_groups[: len(self)], key_group_range))
 
     def keep(self, slots: Slots) -> SlotIndex:
         """
-        Return an index of only the keys of *slots*, renumbered 0, 1, ... in that order.
+        Return an index of only the keys in *slots*, renumbered 0, 1, ... in that order.
 
         This index stays as it is.
         """
@@ -128,11 +128,11 @@ class SlotIndex:
         return smaller
 
     def _home(self, hashes: Hashes) -> _Cells:
-        """Return the cell where the search for each hash starts."""
+        """Return the cell at which the search for each hash starts."""
         return (hashes >> self._shift).view(np.int64)
 
     def _search(self, keys: Sequence[pa.Array], hashes: Hashes) -> tuple[Slots, _Cells]:
-        """Return the slot of each key, and the cell where its search ended."""
+        """Return the slot of each key, and the cell at which its search ended."""
         cells = self._home(hashes)
         slots = self._walk(hashes, cells)
         if self._one_to_one:  # only a null shares another key's hash
@@ -152,7 +152,7 @@ class SlotIndex:
 
     def _walk(self, hashes: Hashes, cells: _Cells) -> Slots:
         """
-        Advance each cell to one that is empty or whose key has the hash.
+        Advance each search to a cell that is empty or whose key has the same hash.
 
         Returns:
             The slots of these cells, -1 for empty ones.
@@ -178,7 +178,7 @@ class SlotIndex:
         return slots
 
     def _skip(self, wanted: _Marks, cells: _Cells) -> _Marks:
-        """Advance each cell to one that is empty or has the mark; return their marks."""
+        """Advance each search to an empty cell or one with the same mark; return the marks."""
         marks: _Marks = self._marks.take(cells)
         # Most searches end at their first cell, so the arrays shrink fast.
         rows = np.flatnonzero((marks != wanted) & (marks != _EMPTY))
@@ -202,7 +202,7 @@ class SlotIndex:
         hashes: Hashes,
         key_groups: npt.NDArray[np.int32] | npt.NDArray[np.uint16],
     ) -> int:
-        """Append keys to the columns, but not to the table; return the first one's slot."""
+        """Append keys to the columns, but not to the table; return the slot of the first key."""
         first = len(self._keys)
         end = first + len(rows)
         self._keys.append(keys, rows)  # first, for it may raise
@@ -230,7 +230,7 @@ class SlotIndex:
             cells = (cells.take(moving) + 1) & self._mask
 
     def _fit_table(self, keys: int) -> bool:
-        """Enlarge the table for *keys* if necessary; return whether it was rebuilt."""
+        """Enlarge the table so that *keys* fit, if necessary; return whether it was rebuilt."""
         if keys * _CELLS_PER_KEY <= len(self._table):
             return False
         old = self._table
@@ -262,7 +262,7 @@ def _marks_of(hashes: Hashes) -> _Marks:
 def are_in(
     key_groups: npt.NDArray[np.int32] | npt.NDArray[np.uint16], key_group_range: KeyGroupRange
 ) -> npt.NDArray[np.bool_]:
-    """Return which of some key groups are in a range."""
+    """Return a mask of the key groups that are in a range."""
     return (key_groups >= key_group_range.start) & (key_groups <= key_group_range.end)
 
 
@@ -274,7 +274,7 @@ def _grown(array: npt.NDArray[_Number], used: int, size: int) -> npt.NDArray[_Nu
 
 class KeyColumns:
     """
-    The keys of an index in append-only Arrow columns, one row per key.
+    The keys of an index, in append-only Arrow columns with one row per key.
 
     Keys are equal as the dict tables see them: a null is a key, all NaNs are one key, and 0.0 and
     -0.0 are one key.
@@ -301,7 +301,7 @@ class KeyColumns:
         return self._keys.take(rows)
 
     def equal(self, rows: RowNumbers, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
-        """Return whether each of *rows* equals the key at the same position in *columns*."""
+        """Return whether each of *rows* has the same key as its position in *columns*."""
         result = np.ones(len(rows), np.bool_)
         for index, (stored, asked) in enumerate(zip(self.take(rows), columns, strict=True)):
             same = _equal(stored, asked)
@@ -315,7 +315,7 @@ class KeyColumns:
 
 
 def _equal(stored: pa.Array, right: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Return where two columns are equal; None for types that Arrow cannot compare."""
+    """Return where two columns are equal, or None if Arrow cannot compare their type."""
     if pa.types.is_struct(stored.type):
         result: npt.NDArray[np.bool_] = pc.equal(stored.is_null(), right.is_null()).to_numpy(
             zero_copy_only=False

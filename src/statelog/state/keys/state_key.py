@@ -1,5 +1,5 @@
 """
-Parse a key from a caller's values or text, with an operator's key types.
+Parse a key from values or text, according to the key types of an operator.
 
 `5` finds a key in a column of any whole-number type, and `"5"` is refused there.
 """
@@ -41,19 +41,19 @@ class StateKey:
         )
 
     def key_groups(self, groups: KeyGroupRange) -> KeyGroupRange:
-        """Return the range of the key's single key group."""
+        """Return the range that contains only the key's own key group."""
         key_group = groups.start + key_group_of(self.values, self._schema, len(groups))
         return KeyGroupRange(key_group, key_group)
 
     def columns(self) -> list[pa.Array]:
-        """Return the key as columns of one row."""
+        """Return the key as columns with a single row."""
         return [
             pa.array([value], field.type)
             for value, field in zip(self.values, self._schema, strict=True)
         ]
 
     def select(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with this key, from rows in the columns of `StateReader`."""
+        """Return the rows that have this key, from rows in the columns of `StateReader`."""
         for value, field in zip(self.values, self._schema, strict=True):
             # Arrow's `equal` finds neither nulls nor NaNs.
             column = batch.column(f"key.{field.name}")
@@ -71,7 +71,7 @@ NULL_TEXT: Final = r"\N"
 
 
 def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]:
-    r"""Parse a key from the command line: `\N` is null, and `\\N` the text `\N`."""
+    r"""Parse a key from the command line: `\N` is null, and `\\N` is the text `\N`."""
     if len(texts) != len(schema):
         raise UsageError(
             f"a key requires a value for each of ({schema_text(schema)}); got {len(texts)}: "
@@ -96,7 +96,7 @@ def key_from_text(texts: Sequence[str], schema: pa.Schema) -> tuple[object, ...]
 
 
 def _converted(value: object, field: pa.Field) -> object:
-    """Return *value* as Arrow returns it from a column with the type of *field*."""
+    """Convert *value* to what Arrow would return from a column with the type of *field*."""
     kind = field.type
     if value is None:
         return None

@@ -65,7 +65,7 @@ class StateKind(enum.Enum):
     rules: AnyKind
 
     def __new__(cls, rules: AnyKind) -> StateKind:
-        """Create a member for a kind, identified by its name."""
+        """Create the member for a kind, which its name identifies."""
         member = object.__new__(cls)
         member._value_ = rules.name
         member.rules = rules

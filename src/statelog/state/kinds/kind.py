@@ -1,5 +1,5 @@
 """
-The interface of a kind of state, and the terms that all kinds share.
+The interface of a kind of state, and the terms that all kinds have in common.
 
     value   the tuple that a processor gave: of a value, a list element or a map entry
     entry   a value as it is stored: the value, or (expires_at_ms, value) with a time to live
@@ -65,7 +65,7 @@ _Element = TypeVar("_Element")
 def with_copies(
     table: Mapping[Key, Cell], keys: Iterable[Key], copy: Callable[[Cell], Cell]
 ) -> dict[Key, Cell]:
-    """Return *table* with copied cells of *keys*, for changes in place."""
+    """Return *table* with copies of the cells of *keys*, so that they can be changed in place."""
     copied = dict(table)
     for key in keys:
         if key in copied:
@@ -76,7 +76,7 @@ def with_copies(
 def lists_of_lengths(
     counts: npt.NDArray[np.int64], elements: pa.Array, kind: pa.DataType
 ) -> pa.Array:
-    """Split *elements* into lists of these lengths; null for an empty list."""
+    """Split *elements* into lists of these lengths; null instead of an empty list."""
     offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
     return pa.ListArray.from_arrays(
         offsets, elements.cast(kind.value_type), type=kind, mask=pa.array(counts == 0)
@@ -108,7 +108,7 @@ class Operations(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class FromPython:
     """
-    Converts values from a caller to stored values.
+    Converts a caller's values to stored values.
 
     Args:
         name: The variable, for errors.
@@ -122,32 +122,32 @@ class FromPython:
 
 
 class EntryCodec(Protocol):
-    """Convert entries and map keys to Arrow columns and back."""
+    """Converts entries and map keys to Arrow columns and back."""
 
     def row_fields(self) -> list[pa.Field]:
-        """Return the fields of an entry as flat columns: map key, value, then expiry."""
+        """Return the fields of an entry as flat columns: map key, value, then the expiry time."""
         ...
 
     def encode_entries(self, entries: Sequence[Entry | None]) -> pa.Array:
-        """Return entries as structs; a null for None."""
+        """Encode entries as structs; null for None."""
         ...
 
     def decode_entries(self, column: pa.Array) -> list[Entry | None]:
-        """Return the entries of a column of structs."""
+        """Decode the entries in a column of structs."""
         ...
 
     def encode_user_keys(self, user_keys: Sequence[Values]) -> pa.Array:
-        """Return map keys as structs."""
+        """Encode map keys as structs."""
         ...
 
     def decode_user_keys(self, column: pa.Array) -> list[Values]:
-        """Return the map keys of a column of structs."""
+        """Decode the map keys in a column of structs."""
         ...
 
 
 class Kind(ABC, Generic[Cell, Delta]):
     """
-    Everything that is particular to one kind of state.
+    Everything that is specific to one kind of state.
 
     Attributes: `name`: the kind in JSON and messages.  `replaces`: whether a delta replaces the
     whole cell, so that a replay needs only the last delta of each key.  `is_single`: whether a key
@@ -166,7 +166,7 @@ class Kind(ABC, Generic[Cell, Delta]):
     # --- declaration ------------------------------------------------------------------------------
 
     def value_schema(self, declared: pa.Schema) -> pa.Schema:
-        """Return the schema of stored values for a declared schema."""
+        """Return the schema of the stored values for a declared schema."""
         return declared
 
     # --- tables -----------------------------------------------------------------------------------
@@ -181,15 +181,15 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     @abstractmethod
     def replacing_delta(self, cell: Cell) -> Delta:
-        """Return a delta that replaces the cell of a key with *cell*."""
+        """Return a delta that replaces a key's cell with *cell*."""
 
     def copy_delta(self, delta: Delta) -> Delta:
-        """Return a delta that is independent of later changes of *delta*."""
+        """Return a copy of *delta* that later changes to *delta* do not affect."""
         return delta
 
     @abstractmethod
     def fold(self, table: dict[Key, Cell], deltas: Mapping[Key, Delta]) -> None:
-        """Apply *deltas* to *table* without modifying them."""
+        """Apply *deltas* to *table*; *deltas* itself does not change."""
 
     def merge(self, table: dict[Key, Cell], deltas: Mapping[Key, Delta]) -> dict[Key, Cell]:
         """Return a copy of *table* with *deltas* applied."""
@@ -206,7 +206,7 @@ class Kind(ABC, Generic[Cell, Delta]):
         tables: Mapping[int, dict[Key, Cell]],
         cells: Iterable[tuple[int, Key, Cell | None]],
     ) -> None:
-        """Store decoded cells of keys that are not in the tables."""
+        """Insert decoded cells for keys that are not in the tables yet."""
         for key_group, key, cell in cells:
             if cell:
                 tables[key_group][key] = cell
@@ -215,15 +215,15 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     @abstractmethod
     def operations(self, deltas: Mapping[Key, Delta]) -> Operations:
-        """Return *deltas* as operations."""
+        """Convert *deltas* to operations."""
 
     @abstractmethod
     def deltas(self, operations: Operations) -> dict[Key, Delta]:
-        """Return the deltas of one key group; the inverse of `operations`."""
+        """Convert operations to the deltas of one key group; the inverse of `operations`."""
 
     def operation_cells(self, columns: Sequence[pa.Array], fields: Sequence[pa.Field]) -> pa.Array:
         """
-        Return the stored columns of operations as a column of cells.
+        Convert the stored columns of operations to a column of cells.
 
         Only for a kind that `replaces`.  What a clearing operation has is not looked at.
         """
@@ -231,7 +231,7 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     def operation_elements(self, columns: Sequence[pa.Array], element: pa.DataType) -> pa.Array:
         """
-        Return the stored columns of operations as elements of cells.
+        Convert the stored columns of operations to elements of cells.
 
         Only for a kind that does not `replaces`: its cells are lists, and an operation adds an
         element after the others, or removes some.
@@ -243,27 +243,27 @@ class Kind(ABC, Generic[Cell, Delta]):
         return None
 
     def element_expiry(self, elements: pa.Array) -> pa.Array:
-        """Return the column with the expiry of each element, in milliseconds."""
+        """Return the column with the expiry time of each element, in milliseconds."""
         raise InvariantError(f"{self.name} state does not have elements with a time to live")
 
     # --- cells as a column ------------------------------------------------------------------------
 
     @abstractmethod
     def encode_cells(self, codec: EntryCodec, cells: Sequence[Cell | None]) -> pa.Array:
-        """Return cells as one column, in the layout of a snapshot."""
+        """Encode cells as one column, in the layout of a snapshot."""
 
     @abstractmethod
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[Cell | None]:
-        """Return the cells of a column that is not a slice."""
+        """Decode the cells in a column that is not a slice."""
 
     def cell_type(self, value: pa.DataType, user_key: pa.DataType) -> pa.DataType:
-        """Return the type of a column of cells, from the types of an entry and a map key."""
+        """Return the type of a column of cells, given the types of an entry and of a map key."""
         return pa.list_(value)
 
     # --- rows, one for each entry -----------------------------------------------------------------
 
     def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
-        """Return the columns of a row after the key columns."""
+        """Return the columns of a row that follow the key columns."""
         return codec.row_fields()
 
     @abstractmethod
@@ -290,39 +290,39 @@ class Kind(ABC, Generic[Cell, Delta]):
 
     @abstractmethod
     def to_python(self, cell: Cell, entry: Callable[[Entry], object]) -> object:
-        """Convert a cell to a caller's form; *entry* converts its entries."""
+        """Convert a cell to the form the caller sees; *entry* converts its entries."""
 
     def row_items(self, columns: Mapping[str, Sequence[object]]) -> Sequence[object]:
-        """Return an item for each row from the values of `row_columns`; see `from_items`."""
+        """Convert the values of `row_columns` to one item per row, for `from_items`."""
         return columns[self.row_columns[-1]]
 
     def from_items(self, items: Sequence[Any]) -> object:
-        """Return the state of one key from the items of its rows."""
+        """Combine the items of a key's rows into the state of that key."""
         return list(items)
 
     # --- time to live -----------------------------------------------------------------------------
 
     def expiry_times(self, cell: Cell) -> Collection[int]:
-        """Return when each entry of *cell* expires, in milliseconds."""
+        """Return the time at which each entry of *cell* expires, in milliseconds."""
         raise InvariantError(f"{self.name} state does not have a time to live")
 
     def live_cell(self, cell: Cell, until_ms: int) -> Cell | None:
-        """Return *cell* without entries expired by *until_ms*; it may be empty."""
+        """Return *cell* without the entries that expired by *until_ms*; the result may be empty."""
         raise InvariantError(f"{self.name} state does not have a time to live")
 
     def live_column(self, column: pa.Array, until_ms: int | Times) -> pa.Array:
-        """Return a column of cells without entries expired by *until_ms*."""
+        """Return a column of cells without the entries that expired by *until_ms*."""
         raise InvariantError(f"{self.name} state does not have a time to live")
 
     # --- evolution of the schema ------------------------------------------------------------------
 
     @abstractmethod
     def migrate_deltas(self, deltas: dict[Key, Delta], migrate: Migration) -> dict[Key, Delta]:
-        """Convert the deltas of an earlier schema to the current schema."""
+        """Convert deltas from an earlier schema to the current one."""
 
     @abstractmethod
     def migrate_cell(self, cell: Cell, migrate: Migration) -> Cell | None:
-        """Convert a cell of an earlier schema to the current schema."""
+        """Convert a cell from an earlier schema to the current one."""
 
 
 AnyKind: TypeAlias = Kind[Any, Any]
@@ -330,7 +330,7 @@ AnyKind: TypeAlias = Kind[Any, Any]
 
 
 def list_column(cells: Sequence[Sized | None], elements: pa.Array) -> pa.Array:
-    """Return a column of lists with the lengths of *cells*, or null."""
+    """Return a column of lists as long as the lists in *cells*; null where a cell is missing."""
     offsets: list[int | None] = []
     position = 0
     for cell in cells:
@@ -340,7 +340,7 @@ def list_column(cells: Sequence[Sized | None], elements: pa.Array) -> pa.Array:
 
 
 def split_elements(column: pa.Array, elements: Sequence[_Element]) -> list[list[_Element] | None]:
-    """Return the elements of each list of *column*; None for a null list."""
+    """Return the elements of each list in *column*; None for a null list."""
     offsets = column.offsets.to_pylist()
     valid = column.is_valid().to_pylist()
     return [
@@ -350,20 +350,20 @@ def split_elements(column: pa.Array, elements: Sequence[_Element]) -> list[list[
 
 
 def expiry_of(entries: pa.Array) -> Times:
-    """Return the expiry of each entry; arbitrary for a null entry."""
+    """Return the expiry time of each entry; the number for a null entry is arbitrary."""
     field = entries.field(entries.type.get_field_index(EXPIRES_FIELD))
     times: Times = field.fill_null(0).to_numpy()
     return times
 
 
 def cell_of_element(column: pa.Array) -> RowNumbers:
-    """Return the index of its list for each element of a list column."""
+    """Return, for each element of a list column, the index of its list."""
     cells: RowNumbers = pc.list_parent_indices(column).to_numpy().astype(np.int64)
     return cells
 
 
 def positions_in(cells: RowNumbers) -> RowNumbers:
-    """Return the positions of elements in their lists, from `cell_of_element`."""
+    """Return the position of each element in its list, given the result of `cell_of_element`."""
     if not len(cells):
         return cells
     # An element's position is its distance from the first element of its list.
@@ -374,7 +374,7 @@ def positions_in(cells: RowNumbers) -> RowNumbers:
 
 
 def as_struct(columns: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
-    """Combine columns into a struct column, cast to its field types."""
+    """Combine columns into a struct column, casting them to the types of its fields."""
     fields = list(kind)
     cast = [
         column if column.type == field.type else column.cast(field.type)
@@ -384,7 +384,7 @@ def as_struct(columns: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
 
 
 def filtered_lists(column: pa.Array, keep: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return the lists with the elements that *keep* marks, or null."""
+    """Return the lists with only the elements that *keep* marks; empty lists become null."""
     # Kept elements before each offset: that is where the shorter list begins.
     offsets = np.concatenate(([0], np.cumsum(keep)))[column.offsets.to_numpy()].astype(np.int32)
     return pa.ListArray.from_arrays(

@@ -1,5 +1,5 @@
 """
-List state: entries in the order of their appends, for each key.
+List state: for each key, entries in the order in which they were appended.
 
 A cell is the list of the entries.  A delta is a `ListDelta`.
 """
@@ -40,7 +40,7 @@ POSITION_COLUMN: Final = "position"
 
 
 class ListDelta:
-    """Entries appended to one list, or to an empty list if *replaced*."""
+    """Entries to append to a list, or to an empty list if *replaced*."""
 
     __slots__ = ("replaced", "tail")
 
@@ -50,7 +50,7 @@ class ListDelta:
 
 
 class ListKind(Kind[ListCell, ListDelta]):
-    """A list of entries per key."""
+    """The kind of state that stores a list of entries per key."""
 
     name = "list"
     row_columns = (POSITION_COLUMN, VALUE_COLUMN)
@@ -73,7 +73,7 @@ class ListKind(Kind[ListCell, ListDelta]):
         return copy
 
     def fold(self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]) -> None:
-        """Append the new entries in place, or replace the list."""
+        """Append the new entries to the list in place, or replace the list."""
         for key, delta in deltas.items():
             # A copy: the delta may be folded into the tables of a snapshot too.
             if delta.replaced or key not in table:
@@ -87,13 +87,13 @@ class ListKind(Kind[ListCell, ListDelta]):
     def merge(
         self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]
     ) -> dict[Key, ListCell]:
-        """Return *table* with *deltas* applied; copy only changed lists."""
+        """Return *table* with *deltas* applied; copy only the lists that change."""
         merged = with_copies(table, deltas, list)
         self.fold(merged, deltas)
         return merged
 
     def operations(self, deltas: Mapping[Key, ListDelta]) -> Operations:
-        """Return a clear for each replaced list, then one operation per entry."""
+        """Return a clear operation for each replaced list, then one operation per entry."""
         result = Operations([], [], [], [])
         keys, ops, entries, _ = result
         for key, delta in deltas.items():
@@ -121,25 +121,25 @@ class ListKind(Kind[ListCell, ListDelta]):
         return deltas
 
     def operation_elements(self, columns: Sequence[pa.Array], element: pa.DataType) -> pa.Array:
-        """Return the entries of operations; see `Kind.operation_elements`."""
+        """Return the entries in operations; see `Kind.operation_elements`."""
         return as_struct(columns, element)
 
     def element_expiry(self, elements: pa.Array) -> pa.Array:
-        """Return the expiry of each entry."""
+        """Return the expiry time of each entry."""
         return elements.field(EXPIRES_FIELD)
 
     def encode_cells(self, codec: EntryCodec, cells: Sequence[ListCell | None]) -> pa.Array:
-        """Return lists as a column of lists of structs."""
+        """Encode lists as a column of lists of structs."""
         entries = codec.encode_entries([entry for cell in cells for entry in cell or ()])
         return list_column(cells, entries)
 
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[ListCell | None]:
-        """Return the lists of a column of lists of structs."""
+        """Decode the lists in a column of lists of structs."""
         entries: list[Entry] = codec.decode_entries(column.values)  # type: ignore[assignment]
         return split_elements(column, entries)
 
     def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
-        """Return the position in the list, then the fields of an entry."""
+        """Return the fields of a row: the position in the list, then the fields of an entry."""
         return [pa.field(POSITION_COLUMN, pa.int64()), *codec.row_fields()]
 
     def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
@@ -150,11 +150,11 @@ class ListKind(Kind[ListCell, ListDelta]):
     def cells_of_rows(
         self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
     ) -> pa.Array:
-        """Return the lists from rows; positions only determine the order."""
+        """Rebuild lists from rows; positions determine only the order."""
         return super().cells_of_rows(parents, columns[1:], keys, kind)
 
     def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> ListCell:
-        """Return the entries of a list of values."""
+        """Convert a list of values to entries."""
         values = list(state)
         times = [None] * len(values) if expiry is None else list(expiry)
         return [
@@ -163,11 +163,11 @@ class ListKind(Kind[ListCell, ListDelta]):
         ]
 
     def to_python(self, cell: ListCell, entry: Callable[[Entry], object]) -> list[object]:
-        """Return a list of values."""
+        """Convert entries to a list of values."""
         return list(map(entry, cell))
 
     def expiry_times(self, cell: ListCell) -> Collection[int]:
-        """Return the expiry of each entry."""
+        """Return the expiry time of each entry."""
         return [entry[0] for entry in cell]
 
     def live_cell(self, cell: ListCell, until_ms: int) -> ListCell:
@@ -181,7 +181,7 @@ class ListKind(Kind[ListCell, ListDelta]):
     def migrate_deltas(
         self, deltas: dict[Key, ListDelta], migrate: Migration
     ) -> dict[Key, ListDelta]:
-        """Migrate the new entries in place, except entries that had expired."""
+        """Migrate the new entries in place, and drop the ones that have expired."""
         for delta in deltas.values():
             delta.tail = _migrated(delta.tail, migrate)
         return deltas

@@ -1,5 +1,5 @@
 """
-Map state: an entry for each map key, for each key.
+Map state: for each key, an entry per map key.
 
 A cell is a dict from map keys to entries, in the order of their last writes.  A delta is a
 `MapDelta`.
@@ -43,7 +43,7 @@ MapCell = dict[Values, Entry]
 
 
 class MapDelta:
-    """Entries set, or removed (None), in one map."""
+    """Entries that were set in a map, or removed from it (None)."""
 
     __slots__ = ("cleared", "entries")
 
@@ -53,7 +53,7 @@ class MapDelta:
 
 
 class MapKind(Kind[MapCell, MapDelta]):
-    """A map from map keys to entries per key."""
+    """The kind of state that stores a map from map keys to entries per key."""
 
     name = "map"
     row_columns = (USER_KEY_COLUMN, VALUE_COLUMN)
@@ -69,13 +69,13 @@ class MapKind(Kind[MapCell, MapDelta]):
         return delta
 
     def copy_delta(self, delta: MapDelta) -> MapDelta:
-        """Return a delta with a copy of the entries."""
+        """Return a copy of the delta with its own dict of entries."""
         copy = MapDelta(cleared=delta.cleared)
         copy.entries.update(delta.entries)
         return copy
 
     def fold(self, table: dict[Key, MapCell], deltas: Mapping[Key, MapDelta]) -> None:
-        """Set and remove entries in place, or in an empty map."""
+        """Set and remove entries in place, or start with an empty map."""
         for key, delta in deltas.items():
             cell = {} if delta.cleared else table.get(key, {})
             for user_key, entry in delta.entries.items():
@@ -91,13 +91,13 @@ class MapKind(Kind[MapCell, MapDelta]):
     def merge(
         self, table: dict[Key, MapCell], deltas: Mapping[Key, MapDelta]
     ) -> dict[Key, MapCell]:
-        """Return *table* with *deltas* applied; copy only changed maps."""
+        """Return *table* with *deltas* applied; copy only the maps that change."""
         merged = with_copies(table, deltas, dict)
         self.fold(merged, deltas)
         return merged
 
     def operations(self, deltas: Mapping[Key, MapDelta]) -> Operations:
-        """Return a clear for each cleared map, then one operation per entry."""
+        """Return a clear operation for each cleared map, then one operation per entry."""
         result = Operations([], [], [], [])
         keys, ops, entries, user_keys = result
         for key, delta in deltas.items():
@@ -129,7 +129,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         return deltas
 
     def operation_elements(self, columns: Sequence[pa.Array], element: pa.DataType) -> pa.Array:
-        """Return the pairs of map key and entry of operations; see `Kind.operation_elements`."""
+        """Return the (map key, entry) pairs in operations; see `Kind.operation_elements`."""
         user_key = element.field(0).type
         entry = element.field(1).type
         width = user_key.num_fields
@@ -137,16 +137,16 @@ class MapKind(Kind[MapCell, MapDelta]):
         return as_struct(parts, element)
 
     def element_keys(self, elements: pa.Array) -> list[pa.Array] | None:
-        """Return the columns of the map key."""
+        """Return the columns that contain the map key."""
         columns: list[pa.Array] = elements.field(0).flatten()
         return columns
 
     def element_expiry(self, elements: pa.Array) -> pa.Array:
-        """Return the expiry of each entry."""
+        """Return the expiry time of each entry."""
         return elements.field(1).field(EXPIRES_FIELD)
 
     def encode_cells(self, codec: EntryCodec, cells: Sequence[MapCell | None]) -> pa.Array:
-        """Return maps as a column of lists of {key, value}."""
+        """Encode maps as a column of lists of {key, value}."""
         pairs = [pair for cell in cells for pair in (cell or {}).items()]
         user_keys = codec.encode_user_keys([user_key for user_key, _ in pairs])
         entries = codec.encode_entries([entry for _, entry in pairs])
@@ -154,7 +154,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         return list_column(cells, both)
 
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> Sequence[MapCell | None]:
-        """Return the maps of a column of lists of {key, value}."""
+        """Decode the maps in a column of lists of {key, value}."""
         user_keys = codec.decode_user_keys(column.values.field(0))
         entries: list[Entry] = codec.decode_entries(  # type: ignore[assignment]
             column.values.field(1)
@@ -163,7 +163,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         return [None if cell is None else dict(cell) for cell in split_elements(column, pairs)]
 
     def cell_type(self, value: pa.DataType, user_key: pa.DataType) -> pa.DataType:
-        """Return the type of a list of {key, value}."""
+        """Return the type of a list of {key, value} structs."""
         return pa.list_(pa.struct([pa.field("key", user_key), pa.field("value", value)]))
 
     def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
@@ -172,7 +172,7 @@ class MapKind(Kind[MapCell, MapDelta]):
         return cell_of_element(column), [*user_keys.flatten(), *entries.flatten()]
 
     def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> MapCell:
-        """Return the entries of a map state as a dict, keyed by map key."""
+        """Convert a caller's dict to the entries of a map state."""
         if not isinstance(state, Mapping):
             raise UsageError(
                 f"state {convert.name!r} is a map: expected a dict by map key, not "
@@ -185,19 +185,19 @@ class MapKind(Kind[MapCell, MapDelta]):
         }
 
     def to_python(self, cell: MapCell, entry: Callable[[Entry], object]) -> dict[Values, object]:
-        """Return a dict by map key."""
+        """Convert the entries to a dict from map keys to values."""
         return {user_key: entry(stored) for user_key, stored in cell.items()}
 
     def row_items(self, columns: Mapping[str, Sequence[object]]) -> Sequence[object]:
-        """Return the pairs of map key and value."""
+        """Return the (map key, value) pairs."""
         return list(zip(columns[USER_KEY_COLUMN], columns[VALUE_COLUMN], strict=True))
 
     def from_items(self, items: Sequence[Any]) -> dict[object, object]:
-        """Return a dict by map key."""
+        """Build a dict from pairs of map key and value."""
         return dict(items)
 
     def expiry_times(self, cell: MapCell) -> Collection[int]:
-        """Return the expiry of each entry."""
+        """Return the expiry time of each entry."""
         return [entry[0] for entry in cell.values()]
 
     def live_cell(self, cell: MapCell, until_ms: int) -> MapCell:

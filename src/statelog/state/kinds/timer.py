@@ -1,5 +1,5 @@
 """
-Timers: a set of times in milliseconds per key.
+Timers: a set of times in milliseconds for each key.
 
 A cell is an ascending tuple of times.  A delta is all times of the key, ascending; an empty one
 removes them.  A `TimerTable` finds the timers that are due without a look at the others.
@@ -43,7 +43,7 @@ _VALUE_SCHEMA: Final = pa.schema([("times", _TIMES)])
 
 
 class TimerKind(Kind[TimerCell, Sequence[int]]):
-    """The times of the timers per key."""
+    """The kind of state that stores the times of a key's timers."""
 
     name = "timer"
     replaces = True
@@ -52,7 +52,7 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
     order_column = FIRES_COLUMN
 
     def value_schema(self, declared: pa.Schema) -> pa.Schema:
-        """Return the schema of a list of times; timers declare no fields."""
+        """Return the schema of a list of times; timers do not declare fields."""
         return _VALUE_SCHEMA
 
     def new_table(self) -> TimerTable:
@@ -64,11 +64,11 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         return ()
 
     def replacing_delta(self, cell: TimerCell) -> TimerCell:
-        """Return the times, which serve as their own delta."""
+        """Return the times themselves, which also serve as the delta."""
         return cell
 
     def copy_delta(self, delta: Sequence[int]) -> list[int]:
-        """Return the times as a list, which a task's timers change in place."""
+        """Copy the times to a list, which a task's timers can change in place."""
         return list(delta)
 
     def fold(self, table: dict[Key, TimerCell], deltas: Mapping[Key, Sequence[int]]) -> None:
@@ -92,7 +92,7 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         tables: Mapping[int, dict[Key, TimerCell]],
         cells: Iterable[tuple[int, Key, TimerCell | None]],
     ) -> None:
-        """Store decoded cells, and enter their times into the tables' indexes."""
+        """Store decoded cells, and add their times to the indexes of the tables."""
         deltas: dict[int, dict[Key, TimerCell]] = {key_group: {} for key_group in tables}
         for key_group, key, cell in cells:
             if cell:
@@ -117,19 +117,19 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         }
 
     def operation_cells(self, columns: Sequence[pa.Array], fields: Sequence[pa.Field]) -> pa.Array:
-        """Return operations as lists of times; see `Kind.operation_cells`."""
+        """Encode operations as lists of times; see `Kind.operation_cells`."""
         return columns[0]
 
     def encode_cells(self, codec: EntryCodec, cells: Sequence[TimerCell | None]) -> pa.Array:
-        """Return timers as a column of lists of times."""
+        """Encode timers as a column of lists of times."""
         return pa.array([None if cell is None else list(cell) for cell in cells], _TIMES)
 
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> list[TimerCell | None]:
-        """Return the timers of a column of lists of times."""
+        """Decode the timers in a column of lists of times."""
         return [None if cell is None else tuple(cell) for cell in column.to_pylist()]
 
     def row_fields(self, codec: EntryCodec) -> list[pa.Field]:
-        """Return the time of a timer."""
+        """Return the single field of a row: the time of a timer."""
         return [pa.field(FIRES_COLUMN, pa.int64())]
 
     def rows(self, column: pa.Array) -> tuple[RowNumbers, list[pa.Array]]:
@@ -139,7 +139,7 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
     def cells_of_rows(
         self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
     ) -> pa.Array:
-        """Return the timers of rows; a duplicate time of a key is one timer."""
+        """Rebuild timers from rows; if a time occurs twice for a key, it counts once."""
         times = columns[0].to_numpy()
         first = np.ones(len(times), np.bool_)
         # The rows are sorted, so equal ones are neighbours.
@@ -148,15 +148,15 @@ class TimerKind(Kind[TimerCell, Sequence[int]]):
         return lists_of_lengths(counts, pa.array(times[first]), kind)
 
     def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> TimerCell:
-        """Return the times of a list, ascending."""
+        """Sort a list of times."""
         return tuple(sorted({whole_number(time, "a timer") for time in state}))
 
     def to_python(self, cell: TimerCell, entry: Callable[[Entry], object]) -> list[int]:
-        """Return the times."""
+        """Return the times as a list."""
         return list(cell)
 
     def from_items(self, items: Sequence[int]) -> list[int]:
-        """Return the times, ascending."""
+        """Return the times in ascending order."""
         return sorted(items)
 
     def migrate_deltas(
@@ -203,7 +203,7 @@ class TimerTable(dict[Key, TimerCell]):
 
     def due(self, until_ms: int) -> Iterator[tuple[int, Key]]:
         """
-        Yield (time, key) of the timers up to *until_ms*, unordered.
+        Yield (time, key) for the timers up to *until_ms*, in no particular order.
 
         The timers due cost time, the others do not: the heap is walked from its root.
         """
@@ -225,7 +225,7 @@ class TimerTable(dict[Key, TimerCell]):
 
     def first(self, changed: Collection[Key]) -> int | None:
         """
-        Return the earliest timer of keys not in *changed*, or None.
+        Return the earliest timer of any key not in *changed*, or None.
 
         Only the timers before it cost time.
         """
@@ -258,7 +258,7 @@ class TimerTable(dict[Key, TimerCell]):
 
 
 class _Opaque:
-    """A key that a heap never compares, because keys may not have an order."""
+    """Wraps a key so that a heap never compares it, because keys may not be orderable."""
 
     __slots__ = ("key",)
 
@@ -270,13 +270,13 @@ class _Opaque:
 
 
 def timer_table(table: Table) -> TimerTable:
-    """Cast the table of a timer variable to `TimerTable`."""
+    """Cast the table of a timer variable to the type `TimerTable`."""
     check(isinstance(table, TimerTable), "only timers have an index of times")
     return table  # type: ignore[return-value]
 
 
 def holds_time(times: Sequence[int], time: int) -> bool:
-    """Return whether *time* is one of the ascending *times*."""
+    """Return whether *time* is among *times*, which are in ascending order."""
     index = bisect.bisect_left(times, time)
     return index < len(times) and times[index] == time
 
@@ -284,7 +284,7 @@ def holds_time(times: Sequence[int], time: int) -> bool:
 def first_times(
     column: pa.Array, rows: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], Times]:
-    """Return the rows of a column that have timers, and their earliest timers."""
+    """Return the rows of a column that have timers, and the earliest timer of each."""
     starts = column.offsets.to_numpy()
     present = np.flatnonzero((np.diff(starts) > 0) & rows)
     return present, column.values.to_numpy()[starts[present]]

@@ -31,7 +31,7 @@ from statelog.state.kinds.kind import (
 
 
 class ValueKind(Kind[Entry, Entry | None]):
-    """One entry per key."""
+    """The kind of state that stores one entry per key."""
 
     name = "value"
     replaces = True
@@ -42,7 +42,7 @@ class ValueKind(Kind[Entry, Entry | None]):
         return None
 
     def replacing_delta(self, cell: Entry) -> Entry:
-        """Return the entry, which serves as its own delta."""
+        """Return the entry itself, which also serves as the delta."""
         return cell
 
     def fold(self, table: Table, deltas: Mapping[Key, Entry | None]) -> None:
@@ -64,7 +64,7 @@ class ValueKind(Kind[Entry, Entry | None]):
         return Operations(list(deltas), ops, entries, [])
 
     def deltas(self, operations: Operations) -> dict[Key, Entry | None]:
-        """Return the new entry of each key; None if it was cleared."""
+        """Return the new entry of each key, or None if the value was cleared."""
         keys, ops, entries, _ = operations
         if OP_CLEAR not in ops:
             return dict(zip(keys, entries, strict=True))
@@ -74,15 +74,15 @@ class ValueKind(Kind[Entry, Entry | None]):
         }
 
     def operation_cells(self, columns: Sequence[pa.Array], fields: Sequence[pa.Field]) -> pa.Array:
-        """Return operations as entries; see `Kind.operation_cells`."""
+        """Return the entries in operations; see `Kind.operation_cells`."""
         return pa.StructArray.from_arrays(columns, fields=fields)
 
     def encode_cells(self, codec: EntryCodec, cells: Sequence[Entry | None]) -> pa.Array:
-        """Return values as a column of structs."""
+        """Encode values as a column of structs."""
         return codec.encode_entries(cells)
 
     def decode_cells(self, codec: EntryCodec, column: pa.Array) -> list[Entry | None]:
-        """Return the values of a column of structs."""
+        """Decode the values in a column of structs."""
         return codec.decode_entries(column)
 
     def cell_type(self, value: pa.DataType, user_key: pa.DataType) -> pa.DataType:
@@ -97,26 +97,26 @@ class ValueKind(Kind[Entry, Entry | None]):
     def cells_of_rows(
         self, parents: RowNumbers, columns: Sequence[pa.Array], keys: int, kind: pa.DataType
     ) -> pa.Array:
-        """Return the values of rows; null for a key without a row."""
+        """Rebuild values from rows; null for a key without a row."""
         # By key, its row; null where it has none.
         rows = np.full(keys, -1, np.int64)
         rows[parents] = np.arange(len(parents))
         return as_struct(columns, kind).take(pa.array(rows, mask=rows < 0))
 
     def from_python(self, state: Any, convert: FromPython, expiry: Any = None) -> Entry:
-        """Return the entry of a value."""
+        """Convert a value to an entry."""
         return convert.entry(state, expiry)
 
     def to_python(self, cell: Entry, entry: Callable[[Entry], object]) -> object:
-        """Return the value."""
+        """Convert an entry to the value."""
         return entry(cell)
 
     def from_items(self, items: Sequence[object]) -> object:
-        """Return the value of the row, or None."""
+        """Return the value of the only row, or None without a row."""
         return items[0] if items else None
 
     def expiry_times(self, cell: Entry) -> Collection[int]:
-        """Return the expiry of the value."""
+        """Return the expiry time of the value."""
         return (cell[0],)
 
     def live_cell(self, cell: Entry, until_ms: int) -> Entry | None:
@@ -124,16 +124,16 @@ class ValueKind(Kind[Entry, Entry | None]):
         return cell if cell[0] > until_ms else None
 
     def live_column(self, column: pa.Array, until_ms: int | Times) -> pa.Array:
-        """Return the column with a null for each value that expired by *until_ms*."""
+        """Return the column with null in place of each value that expired by *until_ms*."""
         live = expiry_of(column) > until_ms
         return column.take(pa.array(np.arange(len(column)), mask=~live))
 
     def migrate_deltas(
         self, deltas: dict[Key, Entry | None], migrate: Migration
     ) -> dict[Key, Entry | None]:
-        """Return the deltas with migrated values; None for a value that had expired."""
+        """Migrate the values in the deltas; a value that has expired becomes None."""
         return {key: None if entry is None else migrate(entry) for key, entry in deltas.items()}
 
     def migrate_cell(self, cell: Entry, migrate: Migration) -> Entry | None:
-        """Return the migrated value."""
+        """Migrate the value."""
         return migrate(cell)

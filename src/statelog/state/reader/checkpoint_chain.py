@@ -1,5 +1,5 @@
 """
-Find the newest checkpoint, the checkpoints in a range, and the changes between them.
+Find the newest checkpoint, the checkpoints in a range, and the changes between two.
 
 Every handle has a unique name.  State as of one checkpoint can be brought forward by the log of
 another one if both have the same handles up to the older one.  That is decided for each key group,
@@ -42,7 +42,7 @@ def newest_after(
     store: ObjectStore, last_read: CompletedCheckpoint | None
 ) -> CompletedCheckpoint | None:
     """
-    Return the newest checkpoint, or None if it was already read.
+    Return the newest checkpoint, or None if it has already been read.
 
     Without a newer one, that costs two requests at once: a listing, and the entry of that one,
     because a location that was made again may have another checkpoint of its number.
@@ -79,7 +79,7 @@ def newest_after(
 
 
 def _is_stored(store: ObjectStore, last_read: CompletedCheckpoint | None) -> bool:
-    """Return whether the location still contains the last checkpoint read."""
+    """Return whether the location still contains the checkpoint that was read last."""
     if last_read is None:
         return False
     entry = readable(store, last_read.checkpoint_id)
@@ -97,7 +97,7 @@ def chain_before(
     store: ObjectStore, last: CompletedCheckpoint, after: int
 ) -> list[CompletedCheckpoint]:
     """
-    Return the checkpoints from *after* to before *last*, ascending.
+    Return the checkpoints after *after* and before *last*, in ascending order.
 
     Args:
         store: Where the location is.
@@ -148,7 +148,7 @@ def chain_before(
 
 
 def as_of_ms(checkpoint: CompletedCheckpoint) -> int:
-    """Return the processing time of a checkpoint's micro-batch, or the time of its creation."""
+    """Return the processing time of a checkpoint's micro-batch, or else its creation time."""
     now_ms = BatchRecord.of(checkpoint).now_ms
     return now_ms if now_ms >= 0 else checkpoint.created_at_ms
 
@@ -166,7 +166,7 @@ def _retained(store: ObjectStore) -> str:
 @dataclass(frozen=True, slots=True)
 class Changes:
     """
-    The change of some key groups' state between two checkpoints; `of` creates it.
+    What changed in the state of some key groups between two checkpoints; created by `of`.
 
     Args:
         since_id: The checkpoint whose state is there.
@@ -191,11 +191,11 @@ class Changes:
         return cls(since.checkpoint_id, handle, rewritten)
 
     def log(self) -> list[ChangelogStateHandle]:
-        """Return the log after the checkpoint already in memory, ascending."""
+        """Return the log since the checkpoint that is already in memory, in ascending order."""
         return [log for log in self.handle.log if log.checkpoint_id > self.since_id]
 
     def paths(self) -> Sequence[str]:
-        """Return the objects that update the state."""
+        """Return the objects needed to update the state."""
         handles: list[StreamStateHandle] = [
             snapshot.handle
             for snapshot in self.handle.materialized
@@ -214,7 +214,7 @@ class Changes:
         return checkpoint_id > self.since_id or not self.rewritten.isdisjoint(key_groups)
 
     def key_groups(self, store: ObjectStore) -> set[int]:
-        """Return the key groups whose state may differ; reads the log from the store."""
+        """Return the key groups whose state may differ; this reads the log from the store."""
         changed = set(self.rewritten)
         for batches in read_logs(store, [(log, log.key_group_range) for log in self.log()]):
             for batch in batches:
@@ -223,7 +223,7 @@ class Changes:
 
 
 def _parts(handle: ChangelogStateBackendHandle, upto: int) -> dict[int, list[str]]:
-    """Return the names of the objects that make up each key group's state."""
+    """Return the names of the objects that contain the state of each key group."""
     names: dict[int, list[str]] = {group: [] for group in handle.key_group_range}
     for snapshot in handle.materialized:
         for group in snapshot.key_group_range:
@@ -249,7 +249,7 @@ def own_log(
 
 def is_logged(checkpoint: CompletedCheckpoint, portion: KeyGroupRange) -> bool:
     """
-    Return whether a checkpoint's log contains all of its changes.
+    Return whether a checkpoint's log contains all of the changes it made.
 
     A snapshot of the checkpoint itself may have taken the place of the log, see `live_log`.
     """

@@ -1,5 +1,5 @@
 """
-Read a location's state in Python: its checkpoints, tables and single keys.
+Read the state of a location in Python: its checkpoints, tables and single keys.
 
 `LocationReader` answers questions about any retained checkpoint with a `StateReader` for each, of
 which it keeps the last ones, because questions about one checkpoint come together.
@@ -37,7 +37,7 @@ _READERS: Final = 2
 
 class LocationReader:
     """
-    The state of one operator of a location, as of any retained checkpoint.
+    The state of one operator in a location, as of any retained checkpoint.
 
     Nothing is claimed, locked or written.  `LocationState` of the extension `read` is this with all
     that a person asks.
@@ -84,7 +84,7 @@ class LocationReader:
         self.close()
 
     def close(self) -> None:
-        """Close the state: later reads raise `ClosedError`.  Further calls do nothing."""
+        """Close the state; later reads raise `ClosedError`. Further calls have no effect."""
         readers = self._readers or {}
         self._readers = None
         for reader in readers.values():
@@ -92,7 +92,7 @@ class LocationReader:
 
     def checkpoints(self) -> list[CheckpointSummary]:
         """
-        Return all checkpoints, ascending by id; those that are `is_retained` can be read.
+        Return all checkpoints in ascending order; the ones that are `is_retained` can be read.
 
         Raises:
             ClosedError: The state is closed.
@@ -104,14 +104,14 @@ class LocationReader:
         return list_checkpoints(self.store)
 
     def variables(self, checkpoint: CheckpointName | None = None) -> tuple[StateDescriptor, ...]:
-        """Return the state variables; arguments, errors and `Blocks:` are those of `reader`."""
+        """Return the state variables; arguments, errors and blocking as for `reader`."""
         return self.reader(checkpoint).variables()
 
     def reader(
         self, checkpoint: CheckpointName | None = None, *, variable: str | None = None
     ) -> StateReader:
         """
-        Return the reader of a checkpoint, which yields batches of rows.
+        Return a reader for a checkpoint, which yields batches of rows.
 
         It is closed with this state, or when two other checkpoints were asked for.
 
@@ -138,7 +138,7 @@ class LocationReader:
         return self._reader_of(stored, operator)
 
     def _checkpoint(self, name: CheckpointName | None) -> CompletedCheckpoint:
-        """Return a checkpoint, from its open reader if there is one; blocks on the store."""
+        """Return a checkpoint, from its open reader if possible; otherwise, blocks on the store."""
         readers = self._open_readers()
         if name is None:
             return find_checkpoint(self.store)
@@ -201,7 +201,7 @@ class LocationReader:
         now_ms: int | None = None,
     ) -> Any:
         """
-        Return the state of one key; only its key group is restored.
+        Return the state of one key; this restores only the key group of that key.
 
         A value is a dict of its fields, or None.  A list is a list of dicts.  A map is a dict from
         map keys to dicts; a map key of several columns is a tuple.  Timers are an ascending list of
@@ -236,7 +236,7 @@ class LocationReader:
 def stored_with_attachments(
     state: LocationReader, checkpoint: CheckpointName | None, since: CheckpointName | None = None
 ) -> tuple[CompletedCheckpoint, int]:
-    """Return the checkpoint whose attachments to read, and the number after which they start."""
+    """Return the checkpoint whose attachments to read, and the number after which to start."""
     state._open_readers()
     name = None if checkpoint is None else checkpoint_id_of(state.store, checkpoint)
     first = -1
@@ -249,14 +249,14 @@ def stored_with_attachments(
 
 
 def has_variable(reader: StateReader, variable: str) -> bool:
-    """Return whether a checkpoint contains a variable that can be read."""
+    """Return whether a checkpoint contains a readable variable of this name."""
     return any(described.name == variable for described in reader.variables())
 
 
 def rows_of_key(
     reader: StateReader, variable: str, key: object, now_ms: int | None = None
 ) -> pa.Table:
-    """Return the rows of one key; raises `UsageError` for an unknown variable or a wrong key."""
+    """Return the rows of one key; raises `UsageError` for an unknown variable or an invalid key."""
     sought = StateKey(key, reader.schema.key_schema)
     schema = reader.arrow_schema(variable)
     batches = reader.batches(
@@ -266,7 +266,7 @@ def rows_of_key(
 
 
 def operator_with(variable: str, checkpoint: CompletedCheckpoint) -> str | None:
-    """Return the only operator with a variable; None for none or several."""
+    """Return the only operator that has a variable, or None if none or several have it."""
     operators = BatchRecord.of(checkpoint).operators
     if len(operators) == 1:
         return operators[0].operator_id
@@ -282,7 +282,7 @@ def operator_with(variable: str, checkpoint: CompletedCheckpoint) -> str | None:
 def state_of_key(
     reader: StateReader, variable: str, key: object, now_ms: int | None = None
 ) -> object:
-    """Return the state of one key like `python_states`; raises like `rows_of_key`."""
+    """Return the state of one key in the form of `python_states`; raises like `rows_of_key`."""
     table = rows_of_key(reader, variable, key, now_ms)
     (state,) = python_states(
         table, reader.schema.states[reader.schema.state_id(variable)], [table.num_rows]

@@ -1,5 +1,5 @@
 """
-Convert snapshot columns to rows of one state variable.
+Convert snapshot columns to the rows of one state variable.
 
 A snapshot has one row per key and a nested column per variable.  Here every value, list element,
 map entry and timer is a row of flat columns, whose form the kind defines::
@@ -61,12 +61,12 @@ class VariableRows:
 
     @property
     def expires(self) -> bool:
-        """Whether the variable has a time to live, so that its rows depend on the time."""
+        """Whether the variable has a time to live, which makes its rows depend on the time."""
         return self._state.expires
 
     def of(self, keys: pa.RecordBatch, expired_ms: int | None) -> pa.RecordBatch:
         """
-        Return the rows of the keys in *keys*, a part of a snapshot.
+        Return the rows of the keys in *keys*, which are rows of a snapshot.
 
         Args:
             keys: One row per key, in the columns of a snapshot.
@@ -82,7 +82,7 @@ class VariableRows:
         return pa.RecordBatch.from_arrays([*repeated, *columns], schema=self.schema)
 
     def batches(self, keys: pa.RecordBatch, expired_ms: int | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as one batch, or as several if the repeated keys exceed one array."""
+        """Yield the rows as one batch, or as several if repeated keys do not fit into one array."""
         try:
             batch = self.of(keys, expired_ms)
         except CapacityError:
@@ -102,7 +102,7 @@ class VariableRows:
         return column
 
     def states(self, keys: pa.RecordBatch, expired_ms: int) -> list[object]:
-        """Return the state of each key in *keys* like `python_states`; arguments as for `of`."""
+        """Return the state of each key in *keys* as `python_states` does; arguments as for `of`."""
         cells, columns = self._state.kind.rows(self._live(keys, expired_ms))
         schema = pa.schema(list(self.schema)[self._key_width :])
         counts = np.bincount(cells, minlength=keys.num_rows)
@@ -111,7 +111,7 @@ class VariableRows:
 
     @property
     def empty(self) -> object:
-        """The state of a key without rows."""
+        """The value that stands for a key without rows."""
         return self._state.kind.from_items([])
 
 
@@ -147,12 +147,12 @@ def python_states(rows: pa.Table, variable: StateDescriptor, counts: Sequence[in
 
 
 def _structs(rows: pa.Table, prefix: str, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    """Convert the fields of a struct to tuples."""
+    """Convert the fields of structs to tuples."""
     return zip(*(rows.column(f"{prefix}.{name}").to_pylist() for name in names), strict=True)
 
 
 def _hashable(value: object) -> object:
-    """Convert a part of a map key to a hashable value: structs become tuples."""
+    """Make a part of a map key hashable: structs become tuples."""
     if isinstance(value, Mapping):
         return tuple(map(_hashable, value.values()))
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
@@ -160,7 +160,7 @@ def _hashable(value: object) -> object:
 
 class CollectionRows(VariableRows):
     """
-    Builds one row per key, with its whole list, map or timers.
+    Builds one row per key, which contains its whole list, its whole map or all its timers.
 
     A value as `VariableRows` does.
     """
@@ -179,7 +179,7 @@ class CollectionRows(VariableRows):
         self.schema = pa.schema([*fields, self._cell])
 
     def of(self, keys: pa.RecordBatch, expired_ms: int | None) -> pa.RecordBatch:
-        """Return a row for each key with state; arguments as for `VariableRows.of`."""
+        """Return one row for each key that has state; takes the arguments of `VariableRows.of`."""
         if self._cell is None:
             return super().of(keys, expired_ms)
         column = self._live(keys, expired_ms)
@@ -201,7 +201,7 @@ def whole_snapshots(
     store: ObjectStore, handle: ChangelogStateBackendHandle, codec: OperatorCodec
 ) -> _Parts | None:
     """
-    Return the snapshots of some key groups if they contain all state, else None.
+    Return the snapshots of some key groups if they contain all of the state, otherwise None.
 
     That is: there is no log after them, and they were written with the present schema.
 
@@ -222,7 +222,7 @@ def whole_snapshots(
 
 def snapshot_rows(parts: _Parts, codec: OperatorCodec) -> Iterator[pa.Table]:
     """
-    Yield the rows of snapshots ordered by key group, a few key groups at a time.
+    Yield the rows of snapshots in order of key group, a few key groups at a time.
 
     Raises:
         CorruptionError: A snapshot cannot be read.

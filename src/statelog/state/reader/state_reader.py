@@ -138,7 +138,7 @@ class StateReader:
 
     def of(self, checkpoint: CompletedCheckpoint) -> StateReader:
         """
-        Return a reader of a different checkpoint in this one's schema, with a shared cache.
+        Return a reader of a different checkpoint that uses this reader's schema and cache.
 
         Args:
             checkpoint: This one, or one before it.
@@ -161,7 +161,7 @@ class StateReader:
 
     @property
     def store(self) -> ObjectStore:
-        """The store, which caches recent objects; raises `ClosedError` once closed."""
+        """The store, which caches recently read objects; raises `ClosedError` after `close`."""
         if self._cache is None:
             raise ClosedError(f"the reader of {self._store.url} is closed; open a new one")
         return self._cache
@@ -178,17 +178,17 @@ class StateReader:
 
     @property
     def batch_id(self) -> int:
-        """Id of the micro-batch that created the checkpoint."""
+        """The id of the micro-batch that created the checkpoint."""
         return BatchRecord.of(self._checkpoint).batch_id
 
     @property
     def as_of_ms(self) -> int:
-        """The time of its micro-batch, in milliseconds since 1970, which decides expiry."""
+        """The time of the micro-batch, in milliseconds since 1970; it determines expiry."""
         return as_of_ms(self._checkpoint)
 
     def changed_groups(self, since: CompletedCheckpoint) -> list[KeyGroupRange]:
         """
-        Return the key groups whose state may differ from a second checkpoint, ascending.
+        Return the key groups whose state may differ from a second checkpoint, in ascending order.
 
         Raises:
             Exception: As `batches`.
@@ -201,7 +201,7 @@ class StateReader:
 
     def own_changes(self, key_groups: KeyGroupRange) -> Iterator[pa.RecordBatch]:
         """
-        Yield the checkpoint's own changes from its log, like `read_change_batches`.
+        Yield the changes that the checkpoint itself made, like `read_change_batches`.
 
         Raises:
             Exception: As `batches`.
@@ -216,7 +216,7 @@ class StateReader:
 
     @property
     def schema(self) -> OperatorStateSchema:
-        """The operator's key and variables as of the checkpoint."""
+        """The key and the variables of the operator, as of the checkpoint."""
         return self._codec.schema
 
     @property
@@ -225,7 +225,7 @@ class StateReader:
         return self._key_groups
 
     def variables(self) -> tuple[StateDescriptor, ...]:
-        """Return the variables that can be read, without dropped ones."""
+        """Return the variables that can be read, which excludes dropped ones."""
         return tuple(self.schema.states[state_id] for state_id in self._codec.live)
 
     def arrow_schema(self, variable: str, *, flatten: bool = True) -> pa.Schema:
@@ -251,7 +251,7 @@ class StateReader:
         include_expired: bool = False,
     ) -> pa.Table:
         """
-        Return the rows of one variable in one table; see `batches` for arguments and errors.
+        Return all rows of one variable as a table; for arguments and errors, see `batches`.
 
         Blocks: On the store.
         """
@@ -269,7 +269,7 @@ class StateReader:
         include_expired: bool = False,
     ) -> dict[str, pa.Table]:
         """
-        Return the rows of variables by name, with a single restore.
+        Return the rows of several variables by name, restoring the state only once.
 
         Args:
             variables: Their names; None for all.
@@ -299,7 +299,7 @@ class StateReader:
         include_expired: bool = False,
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """
-        Yield the rows of several variables with a single restore, each batch with its variable.
+        Yield the rows of several variables, restoring the state once; each batch has its variable.
 
         Arguments and errors: see `batches`.
 
@@ -319,7 +319,7 @@ class StateReader:
         flatten: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """
-        Yield the rows of one variable ordered by key group, a few key groups at a time.
+        Yield the rows of one variable in order of key group, a few key groups at a time.
 
         Args:
             variable: Its name; `$timers` for timers.
@@ -370,7 +370,7 @@ class StateReader:
         return self.as_of_ms if now_ms is None else now_ms
 
     def _live(self, keys: pa.RecordBatch, expired_ms: int) -> pa.RecordBatch:
-        """Return the rows without the entries that expired by *expired_ms*."""
+        """Return the rows without entries that expired by *expired_ms*."""
         columns = list(keys.columns)
         for state_id, index in zip(self._codec.live, range(-len(self._codec.live), 0), strict=True):
             state = self._codec.states[state_id]
@@ -403,7 +403,7 @@ class StateReader:
     def _scan(
         self, rows: Mapping[str, VariableRows], key_groups: KeyGroupRange, expired_ms: int | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Yield rows of several variables, with the variable's name, portion by portion."""
+        """Yield the rows of several variables, one portion at a time, with the variables' names."""
         for portion in self.portions(key_groups) if rows else ():
             for keys in self._keys(portion):
                 for name, variable_rows in rows.items():
@@ -411,7 +411,7 @@ class StateReader:
                         yield name, batch
 
     def _keys(self, portion: KeyGroupRange) -> Iterator[pa.RecordBatch]:
-        """Yield the snapshot rows of a portion, read or restored together."""
+        """Yield the snapshot rows of a portion, whether read directly or restored."""
         with self.explained():
             # Without a log the rows of the snapshots are the state: no restore.
             parts = whole_snapshots(self.store, self._checkpoint.for_range(portion), self._codec)
@@ -433,7 +433,7 @@ class StateReader:
             ) from error
 
     def _restored(self, key_groups: KeyGroupRange) -> KeyedState:
-        """Restore the state of a portion as a task would."""
+        """Restore the state of a portion in the same way as a task would."""
         state = KeyedState(self._codec, MemoryLimits(_BUDGET_BYTES))
         store = self.store
         handle = self._checkpoint.for_range(key_groups)
@@ -442,11 +442,11 @@ class StateReader:
         return state
 
     def portions(self, key_groups: KeyGroupRange) -> Iterator[KeyGroupRange]:
-        """Yield ranges that are restored together, for some of the operator's key groups."""
+        """Split some of the operator's key groups into ranges that are restored together."""
         return portions(stored_bytes(self._checkpoint), key_groups, _PORTION_BYTES)
 
     def explained(self) -> AbstractContextManager[None]:
-        """Return a context that explains a missing object of the checkpoint."""
+        """Return a context manager that explains why an object of the checkpoint is missing."""
         return explained(self._store, self.checkpoint_id)
 
 
@@ -492,7 +492,7 @@ def portions(
     weights: Sequence[float], key_groups: KeyGroupRange, most: int
 ) -> Iterator[KeyGroupRange]:
     """
-    Yield parts of *key_groups* with at least one key group each.
+    Split *key_groups* into parts of at least one key group each.
 
     Args:
         weights: Bytes of each key group of the job.

@@ -1,5 +1,5 @@
 """
-Write the rows of one micro-batch to a format, a table or a function.
+Write the rows of a micro-batch to a format, a table or a function.
 
     choose      the sink for a target, and what is checked before the first micro-batch
     file_sink   files, by Spark's streaming file sink: a batch that is delivered again is skipped

@@ -1,4 +1,4 @@
-"""Choose the sink for a target, and check it before the first micro-batch is committed."""
+"""Choose the sink for a target, and check it before the first micro-batch commits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COMPACTED: Final = "spark.sql.streaming.fileSink.log.compactInterval"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """The facts about a query that its sink needs; an in-memory table is visible in *session*."""
+    """What a sink needs to know about its query; an in-memory table is visible in *session*."""
 
     session: SparkSession
     schema: StructType
@@ -44,7 +44,7 @@ class SinkContext:
 
 def sink_of(context: SinkContext, target: Target) -> Sink:
     """
-    Return the sink for a target, and check it.
+    Choose the sink for a target, and check it.
 
     Files and tables of files are written once; a table of files is created if it is missing.  Other
     formats are written by Spark's batch writer: Delta once, all others at least once.
@@ -120,7 +120,7 @@ def _sink_of_files(context: SinkContext, target: Target, place: FilePlace) -> Si
 
 def _warn_of_short_log(session: SparkSession) -> None:
     """
-    Warn about settings with which Spark loses log entries.
+    Warn about settings that make Spark lose log entries.
 
     After a restart it derives the interval from the two newest entries `<n>.compact`.  Where it has
     kept only one it may derive another interval, and then deletes entries that are in no other.
@@ -138,6 +138,6 @@ def _warn_of_short_log(session: SparkSession) -> None:
 
 
 def _check_format(session: SparkSession, source: str) -> bool:
-    """Return whether a format is file-based; reject formats that Spark cannot write."""
+    """Return whether a format is file-based; reject formats to which Spark cannot write."""
     refuse_read_only(source)
     return bool(source) and is_format_of_files(session, source)

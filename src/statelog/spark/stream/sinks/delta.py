@@ -1,5 +1,5 @@
 """
-The sink for Delta tables: Spark's batch writer, and a transaction per micro-batch.
+The sink for Delta tables: Spark's batch writer, with one transaction per micro-batch.
 
 Delta skips a transaction of an application if the table has the same or a later version of it, and
 does not say so.  So the version has the timeline and the number of the micro-batch, the application
@@ -49,7 +49,7 @@ _CHECKPOINT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """The newest transaction of an application; *metadata* is the user's text in its commit."""
+    """The newest transaction of an application; *metadata* is user text from its commit."""
 
     application: str
     number: int
@@ -58,7 +58,7 @@ class Transaction:
 
 class DeltaSink:
     """
-    Appends each micro-batch to a Delta table once.
+    Appends each micro-batch to a Delta table exactly once.
 
     It can be pickled: on Spark Connect it runs in another process.
     """
@@ -68,7 +68,7 @@ class DeltaSink:
         self._has_looked = False
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch, unless the table contains it."""
+        """Write a micro-batch, unless the table already contains it."""
         batch = delivered_batch(frame, batch_id)
         application = _Application(self._target.option(_APPLICATION, None), frame, batch)
         if not self._has_looked:
@@ -81,7 +81,7 @@ class DeltaSink:
         append(frame, self._target, options)
 
     def _has(self, session: SparkSession, application: _Application, batch: DeliveredBatch) -> bool:
-        """Return whether the table contains a micro-batch."""
+        """Return whether the table already contains a micro-batch."""
         target = self._target.table or str(self._target.option("path", ""))
         folder = _folder(session, self._target)
         if folder is None:
@@ -108,7 +108,7 @@ class DeltaSink:
 
 def written_by_spark(target: Target, source: str) -> Sink:
     """
-    Return the sink for a format of Spark's batch writer.
+    Return the sink for a format that Spark's batch writer supports.
 
     Delta is written once, others at least once.
     """
@@ -116,7 +116,7 @@ def written_by_spark(target: Target, source: str) -> Sink:
 
 
 class _Application:
-    """The name under which Delta stores the transactions of a query in a state location."""
+    """The name under which Delta records the transactions of a query and its state location."""
 
     def __init__(self, chosen: object, frame: DataFrame, batch: DeliveredBatch) -> None:
         self._query = None if chosen else query_name(frame)
@@ -128,7 +128,7 @@ class _Application:
 
     def batch_of(self, transaction: Transaction, batch: DeliveredBatch) -> DeliveredBatch | None:
         """
-        Return the micro-batch of this query's transaction, in any state location.
+        Return the micro-batch of a transaction that this query made, in any state location.
 
         Else None.
         """
@@ -146,7 +146,7 @@ class _Application:
 
 
 def _folder(session: SparkSession, target: Target) -> str | None:
-    """Return the folder of a table; None if the table does not exist."""
+    """Return the folder of a table, or None if the table does not exist."""
     path = target.option("path", None)
     if target.table is None:
         return None if path is None else str(path)
@@ -168,7 +168,7 @@ def _folder(session: SparkSession, target: Target) -> str | None:
 
 
 def transactions(session: SparkSession, folder: str) -> Sequence[Transaction]:
-    """Return the newest transaction of each application in a Delta table, if the table exists."""
+    """Return the newest transaction of each application in a Delta table, if it exists."""
     log = f"{folder.rstrip('/')}/{_LOG}"
     try:
         files = session.read.format("binaryFile").load(log).select("path").collect()
@@ -196,7 +196,7 @@ def transactions(session: SparkSession, folder: str) -> Sequence[Transaction]:
 
 
 def _newest_checkpoint(names: Iterable[str]) -> tuple[int, Sequence[str]]:
-    """Return the version and files of the newest complete checkpoint; -1 if there is none."""
+    """Return the version and files of the newest complete checkpoint; the version is -1 if none."""
     checkpoints: dict[tuple[int, str], list[str]] = {}
     for name in names:
         match = _CHECKPOINT.fullmatch(name)

@@ -1,5 +1,5 @@
 """
-`exactly_once`: a function for `foreachBatch` that writes each micro-batch to a sink once.
+`exactly_once`: makes a `foreachBatch` function that writes each micro-batch once.
 
 A sink stores the rows of a micro-batch and its record in one step, and returns the newest record on
 request.  The record names the micro-batch and its history, see `DeliveredBatch`.  A write replaces
@@ -58,21 +58,21 @@ class SinkBatch:
 
     @property
     def batch_id(self) -> int:
-        """Spark's batch id."""
+        """The batch id that Spark assigned."""
         return self.batch.batch_id
 
     @property
     def record(self) -> str:
-        """The record to store with the rows; `DeliveredBatch.from_text` reads it."""
+        """The record to store with the rows, which `DeliveredBatch.from_text` parses."""
         return self.batch.to_text()
 
     def is_next(self, last: DeliveredBatch | None) -> bool:
-        """Return whether *last* is the record that this driver wrote to or read from the target."""
+        """Return whether *last* is the record that this driver last wrote or read."""
         return last is None if self.after is None else self.after.is_recorded_as(last)
 
     def check_next(self, last: DeliveredBatch | None, *, target: str) -> None:
         """
-        Check in the write's transaction that the rows may be written.
+        Within the transaction of the write, check that the rows may be written.
 
         Args:
             last: What `ExactlyOnceSink.last_committed` would return now.
@@ -93,7 +93,7 @@ class SinkBatch:
 @runtime_checkable
 class ExactlyOnceSink(Protocol):
     """
-    A target that stores rows together with the record of their micro-batch.
+    A target that can store rows together with a record of their micro-batch.
 
     Implement it for a target of your own, test it with `statelog.testing.sink_contract`, and pass
     it to `exactly_once`.  Open connections at the first call, not in `__init__`, so that the sink
@@ -115,7 +115,7 @@ class ExactlyOnceSink(Protocol):
 
     def write(self, batch: SinkBatch) -> None:
         """
-        Write the rows and the record of a micro-batch atomically.
+        Write the rows of a micro-batch together with its record, atomically.
 
         The record replaces the one that is equal to `batch.after`.  If the target has another
         record of the writer, leave the target unchanged and raise, as `SinkBatch.check_next` does.
@@ -123,12 +123,12 @@ class ExactlyOnceSink(Protocol):
         """
 
     def close(self) -> None:
-        """Close connections; later calls of other methods open them again."""
+        """Close connections; calling any other method opens them again."""
 
 
 def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
     """
-    Return a function for `foreachBatch` that writes every row exactly once.
+    Return a `foreachBatch` function that writes every row exactly once.
 
     The rows are collected in the driver as one Arrow table, so `spark.driver.maxResultSize` bounds
     a micro-batch.  A micro-batch without rows is not written.
@@ -158,7 +158,7 @@ def exactly_once(sink: ExactlyOnceSink) -> ExactlyOnce:
 
 
 class ExactlyOnce(ClosableSink):
-    """The function for `foreachBatch`; see `exactly_once`."""
+    """The `foreachBatch` function that `exactly_once` returns."""
 
     def __init__(self, sink: ExactlyOnceSink) -> None:
         self._sink = sink
@@ -167,7 +167,7 @@ class ExactlyOnce(ClosableSink):
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """
-        Write a micro-batch, or skip it without evaluating the frame if the sink contains it.
+        Write a micro-batch; if the sink contains it, return without evaluating the frame.
 
         An error ends the query, so the sink is closed.
         """
@@ -187,7 +187,7 @@ class ExactlyOnce(ClosableSink):
         return ExactlyOnce, (self._sink,)
 
     def has(self, writer: str, batch: DeliveredBatch) -> bool:
-        """Return whether the sink contains a micro-batch."""
+        """Return whether the sink already contains a micro-batch."""
         if writer not in self._last:
             self._last[writer] = _repeated(lambda: self._sink.last_committed(writer))
         last = self._last[writer]
@@ -207,7 +207,7 @@ class ExactlyOnce(ClosableSink):
         return False
 
     def write(self, batch: SinkBatch) -> None:
-        """Write a micro-batch that the sink did not contain."""
+        """Write a micro-batch that the sink does not contain yet."""
         if not batch.rows.num_rows:
             return
         following = replace(batch, after=self._last.get(batch.writer))
@@ -216,13 +216,13 @@ class ExactlyOnce(ClosableSink):
         fail_point("after-write")
 
     def close(self) -> None:
-        """Close the sink at the end of a query; a later query reads its record again."""
+        """Close the sink at the end of a query; the next query reads its record again."""
         self._last.clear()
         self._sink.close()
 
     def _write_or_look(self, batch: SinkBatch) -> DeliveredBatch | None:
         """
-        Write a micro-batch; after an error, check whether it was written.
+        Write a micro-batch; after an error, check whether it was written after all.
 
         Returns:
             The record of the target.
@@ -243,7 +243,7 @@ class ExactlyOnce(ClosableSink):
 
 
 def _is_written(batch: SinkBatch, last: DeliveredBatch | None) -> bool:
-    """Return whether a target that this run wrote to contains a micro-batch."""
+    """Return whether a target that this run has written to contains a micro-batch."""
     try:
         return batch.batch.is_written(last, target=f"the target of {batch.writer}")
     except CheckpointError:  # a later one, or other rows
@@ -251,7 +251,7 @@ def _is_written(batch: SinkBatch, last: DeliveredBatch | None) -> bool:
 
 
 def _replaced(batch: SinkBatch, last: DeliveredBatch | None) -> FencedError:
-    """Return the error for a target that a different driver wrote to during this run."""
+    """Return the error for a target to which a different driver wrote during this run."""
     has = "lost its record" if last is None else f"has batch {last.batch_id} ({last.to_text()})"
     return FencedError(
         f"the target {has} of {batch.writer}, but this driver is at batch {batch.batch_id} ({batch.record}): "
@@ -261,7 +261,7 @@ def _replaced(batch: SinkBatch, last: DeliveredBatch | None) -> FencedError:
 
 
 def _repeated(call: Callable[[], _Result]) -> _Result:
-    """Return the result of *call*, and retry after an `UnavailableError`."""
+    """Return the result of *call*, retrying it after an `UnavailableError`."""
     attempt = 1
     while True:
         try:

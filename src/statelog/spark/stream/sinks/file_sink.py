@@ -1,5 +1,5 @@
 """
-The sink for files: Spark's own streaming file sink, with its log next to the data.
+The sink for files: Spark's own streaming file sink, which stores its log with the data.
 
 A micro-batch that is delivered again is skipped, and what a killed task left is in no entry of the
 log, so that Spark's readers ignore it.
@@ -44,7 +44,7 @@ _NONE: Final = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilePlace:
     """
-    Where and how files are written.
+    Where and how to write files.
 
     Args:
         path, source, options: The folder, the format and its options.
@@ -63,7 +63,7 @@ class FilePlace:
 
 
 class FileSink:
-    """Writes each micro-batch once."""
+    """Writes each micro-batch exactly once."""
 
     def __init__(self, session: SparkSession, place: FilePlace, entries: FileEntries) -> None:
         self._place = place
@@ -79,7 +79,7 @@ class FileSink:
         )
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a micro-batch, unless the folder contains it; see `FileEntries.begin`."""
+        """Write a micro-batch, unless the folder already contains it; see `FileEntries.begin`."""
         batch = delivered_batch(frame, batch_id)
         entry = self._entries.begin(Delivered(query_name(frame), batch))
         if entry is None:
@@ -95,13 +95,13 @@ class FileSink:
 
 
 def _text(value: OptionValue) -> str:
-    """Return an option as PySpark passes it to the JVM."""
+    """Convert an option to text, as PySpark does for the JVM."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The micro-batch of an entry, and the name of its query."""
+    """The micro-batch that an entry contains, and the name of its query."""
 
     writer: str
     batch: DeliveredBatch
@@ -109,7 +109,7 @@ class Delivered:
 
 class FileEntries:
     """
-    The entries of one folder, on any Hadoop file system.
+    The entries in one folder, on any Hadoop file system.
 
     *planned* is the newest micro-batch that Spark had planned when the query was started, if any.
     """
@@ -125,11 +125,11 @@ class FileEntries:
         """The entries of this query that have a record, since the first micro-batch of the run."""
 
     def has_log(self) -> bool:
-        """Return whether Spark's streaming file sink has written to the folder."""
+        """Return whether Spark's streaming file sink has ever written to the folder."""
         return any(map(self._folder.exists, (LOG, RECORDS)))
 
     def check(self, query_id: str) -> None:
-        """Check that the rows of a query can be appended to the folder."""
+        """Check that a query's rows can be appended to the folder."""
         if not self.has_log():
             self._check_has_no_files()
             return
@@ -150,7 +150,7 @@ class FileEntries:
             )
 
     def begin(self, delivered: Delivered) -> int | None:
-        """Return the entry number for a micro-batch; None if the folder contains it."""
+        """Return the entry number for a micro-batch, or None if the folder already contains it."""
         newest = self._newest()
         if self._last is None:
             records = self._records(newest)
@@ -175,7 +175,7 @@ class FileEntries:
         return newest + 1
 
     def end(self, entry: int) -> None:
-        """Discard the micro-batches before an entry, which cannot be delivered again."""
+        """Delete the records of micro-batches before an entry, which cannot be repeated."""
         self._last = entry
         self._forget(self._recorded)
         self._recorded = (entry,)
@@ -202,7 +202,7 @@ class FileEntries:
         return is_written
 
     def _announce(self, entry: int, delivered: Delivered) -> None:
-        """Record which micro-batch an entry will contain."""
+        """Record which micro-batch an entry is going to contain."""
         announced = self._record(entry)
         if announced is not None and not _is_of_this_run(announced, delivered):
             raise FencedError(
@@ -216,11 +216,11 @@ class FileEntries:
         self._folder.put(RECORDS, str(entry), json.dumps(record), overwrite=announced is not None)
 
     def _newest(self) -> int:
-        """Return the newest entry; -1 without entries."""
+        """Return the number of the newest entry, or -1 without entries."""
         return max(numbers_in(self._written, LOG), default=_NONE)
 
     def _records(self, newest: int) -> dict[int, Delivered]:
-        """Return the records of the written entries."""
+        """Return the records of the entries that have been written."""
         entries = (entry for entry in numbers_in(self._written, RECORDS) if entry <= newest)
         records = {entry: self._record(entry) for entry in entries}
         return {entry: record for entry, record in records.items() if record is not None}
@@ -272,7 +272,7 @@ def _entries_of(writer: str, records: Mapping[int, Delivered]) -> list[int]:
 
 
 def _is_of_this_run(announced: Delivered, delivered: Delivered) -> bool:
-    """Return whether a driver of the same query and timeline announced an entry."""
+    """Return whether an entry was announced by a driver of the same query and timeline."""
     first, second = (
         (record.writer, record.batch.location_id, record.batch.recorded.timeline)
         for record in (announced, delivered)

@@ -1,5 +1,5 @@
 """
-`idempotent`: a function for `foreachBatch` that skips micro-batches it has written.
+`idempotent`: makes a `foreachBatch` function that skips micro-batches it has written.
 
 A micro-batch is written exactly once only where its rows and the record of its number are written
 together.  Where the target has transactions, the record is a row in the same transaction, and
@@ -42,7 +42,7 @@ def idempotent(
     storage_options: Mapping[str, object] | None = None,
 ) -> Sink:
     """
-    Return a function for `foreachBatch` that skips micro-batches it has written.
+    Return a `foreachBatch` function that skips the micro-batches it has already written.
 
     Give either *written* or *location*.
 
@@ -87,7 +87,7 @@ def idempotent(
 
 
 class _Asking:
-    """Checks whether the target contains a micro-batch."""
+    """Asks the target whether it contains a micro-batch."""
 
     def __init__(self, sink: Sink, written: Callable[[str, int], bool]) -> None:
         self._sink = sink
@@ -102,7 +102,7 @@ class _Asking:
 
 
 class _Recording:
-    """Records each micro-batch in a store."""
+    """Records each written micro-batch in a store."""
 
     def __init__(self, sink: Sink, records: _Records, *, first: bool) -> None:
         self._sink = sink
@@ -128,7 +128,7 @@ class _Recording:
 
 class _Records:
     """
-    The records of micro-batches, stored in objects `<writer>/<number>`.
+    The records of written micro-batches, stored in objects `<writer>/<number>`.
 
     It can be pickled: on Spark Connect the function runs in another process.
     """
@@ -142,7 +142,7 @@ class _Records:
         return _Records, (self._location, self._options)
 
     def next_number(self, writer: str, batch: DeliveredBatch) -> int | None:
-        """Return the number of the record to add; None if the micro-batch is recorded."""
+        """Return the number of the next record, or None if the micro-batch is already recorded."""
         numbers = self._numbers(writer)
         if not numbers:
             return _FIRST
@@ -152,7 +152,7 @@ class _Records:
         return numbers[-1] + 1
 
     def add(self, writer: str, number: int, batch: DeliveredBatch) -> None:
-        """Record a micro-batch, and delete the records that are no longer needed."""
+        """Record a micro-batch, and delete records that are no longer needed."""
         try:
             create(self._store, f"{writer}/{number}", batch.to_text().encode())
         except ObjectExistsError as error:

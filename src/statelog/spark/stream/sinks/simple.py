@@ -1,5 +1,5 @@
 """
-The target of a query's output, and the simple sinks.
+The target of a query's output, and the simplest sinks.
 
 Spark's batch writer appends each micro-batch.  A micro-batch that is delivered again is appended
 again, except to Delta tables, see `delta`.
@@ -53,7 +53,7 @@ _DISCARDS: Final = "noop"
 @dataclass(frozen=True, slots=True)
 class Target:
     """
-    The place and the form of a query's output.
+    Where a query's output goes, and in what form.
 
     *source* is None for the session's default; *settings* is lower-case key -> key and value.
     """
@@ -67,12 +67,12 @@ class Target:
     )
 
     def with_option(self, key: str, value: OptionValue) -> Target:
-        """Return the target with one more option; keys are case-insensitive."""
+        """Return the target with one option added; keys are not case-sensitive."""
         return replace(self, settings={**self.settings, key.lower(): (key, value)})
 
     @property
     def is_one_time(self) -> bool:
-        """Whether Spark gives a query with this sink a temporary checkpointLocation."""
+        """Whether Spark uses a temporary checkpointLocation for queries with this sink."""
         return self.table is None and (self.source or "").lower() in ONE_TIME
 
     def option(self, key: str, default: OptionValue) -> OptionValue:
@@ -80,14 +80,14 @@ class Target:
         return self.settings.get(key.lower(), (key, default))[1]
 
     def options(self) -> dict[str, OptionValue]:
-        """Return the options by the keys that the caller typed."""
+        """Return the options under the keys that the caller typed."""
         return dict(self.settings.values())
 
 
 def looking_sink(
     target: Target, source: str, query_name: str | None, memory: Callable[[str], Sink]
 ) -> Sink | None:
-    """Return the sink for `console` or `memory`; None for other formats."""
+    """Return the sink for `console` or `memory`, or None for any other format."""
     if target.table is None and source == "console":
         truncate = str(target.option("truncate", "true")).lower() == "true"
         return Console(int(str(target.option("numRows", 20))), truncate)
@@ -99,18 +99,18 @@ def looking_sink(
 
 
 def refuse_read_only(source: str) -> None:
-    """Reject a format that Spark can only read."""
+    """Reject a format that Spark can read but not write."""
     if source in _READ_ONLY:
         raise UsageError(f"the format {source} is read-only; use a different format")
 
 
 def no_path(source: str) -> UsageError:
-    """Return the error for files without a folder."""
+    """Return the error for a file format without a folder."""
     return UsageError(f"the format {source} requires a path: .start(path) or .option('path', ...)")
 
 
 def columns_of(names: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
-    """Return columns to partition or cluster by as the output, *names*, spells them."""
+    """Return the columns to partition or cluster by, spelled as in the output's *names*."""
     spelled = {name.lower(): name for name in names}
     for name in chosen:
         if name.lower() not in spelled:
@@ -148,7 +148,7 @@ def append(frame: DataFrame, target: Target, options: Mapping[str, OptionValue])
 
 
 def foreach_sink(f: RowFunction) -> Sink:
-    """Return a sink that calls *f*, like Spark's `foreach`, with each row in the tasks."""
+    """Return a sink that calls *f* with each row in the tasks, like Spark's `foreach`."""
     process: Any = DataStreamWriter._construct_foreach_function(f)
 
     def write(frame: DataFrame, batch_id: int) -> None:
@@ -158,7 +158,7 @@ def foreach_sink(f: RowFunction) -> Sink:
 
 
 class Console:
-    """Prints each micro-batch."""
+    """Prints each micro-batch to the console."""
 
     def __init__(self, rows: int, truncate: bool) -> None:
         self._rows = rows
@@ -171,7 +171,7 @@ class Console:
 
 
 class Memory:
-    """Collects all rows in the driver as a temporary view, for tests and small results."""
+    """Collects all rows on the driver in a temporary view, for tests and small results."""
 
     def __init__(self, session: SparkSession, name: str, schema: StructType) -> None:
         self._session = session  # a micro-batch has a copy of it, whose views the user cannot see

@@ -1,5 +1,5 @@
 """
-The tables that a query writes to, as stored in the session's catalogs.
+The tables to which a query writes, as stored in the session's catalogs.
 
 A table of files is written by the sink of files, in the folder of the table.  All others are
 written by Spark's batch writer.
@@ -28,7 +28,7 @@ _FOLDER_EXISTS: Final = "LOCATION_ALREADY_EXISTS"
 @dataclass(frozen=True, slots=True)
 class KnownTable:
     """
-    An existing table, with its name as the caller typed it.
+    An existing table, named as the caller typed it.
 
     Args:
         source: Its format in lower case; "" if the catalog has none.
@@ -41,7 +41,7 @@ class KnownTable:
 
 
 def find_table(tables: Tables, name: str) -> KnownTable | None:
-    """Return the table with a name, or None; raise `UsageError` for a view."""
+    """Return the table with this name, or None; raise `UsageError` if it is a view."""
     if tables.is_temporary_view(name):
         raise _view_error(name)
     table = tables.load(name)
@@ -55,7 +55,7 @@ def find_table(tables: Tables, name: str) -> KnownTable | None:
 
 def create_of_files(tables: Tables, target: Target, source: str, schema: StructType) -> None:
     """
-    Create a file-based table like Spark's `toTable`; the option `path` is its folder.
+    Create a file-based table, like Spark's `toTable`; the option `path` sets its folder.
 
     The folder may have the rows of earlier runs, because a catalog in memory forgets its tables
     when the session ends.  A folder that exists and that the caller did not name is rejected.
@@ -87,7 +87,7 @@ def create_of_files(tables: Tables, target: Target, source: str, schema: StructT
 
 
 def place_of(tables: Tables, table: KnownTable, target: Target, schema: StructType) -> FilePlace:
-    """Return where and how to write a table's files, if the output fits the table."""
+    """Return where and how to write the files of a table, if the output fits the table."""
     stored = tables.of_files(table.entry)
     if stored.has_buckets:
         raise UsageError(
@@ -124,7 +124,7 @@ def _columns_of_files(
     tables: Tables, name: str, output: StructType
 ) -> tuple[StructType, tuple[str, ...]]:
     """
-    Return the columns and partitions of a table whose columns the catalog lacks.
+    Return the columns and partitions of a table whose columns the catalog does not list.
 
     Partition columns have the types of the output: their types in the folders' names are guesses.
     """
@@ -139,7 +139,7 @@ def _columns_of_files(
 
 
 def _check_columns(name: str, stored: StructType, output: StructType) -> None:
-    """Check that the output's columns match a table's by name and type."""
+    """Check that the output columns match the columns of a table by name and type."""
     have = {field.name.lower(): field.dataType for field in output.fields}
     need = {field.name.lower(): field.dataType for field in stored.fields}
     if have.keys() != need.keys():
