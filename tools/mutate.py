@@ -82,13 +82,13 @@ FIRST = {
     "state/replay": _RECOVERY,
     "checkpoint/coordinator": _checkpoint("coordinator_conflicts", "coordinator"),
     "checkpoint/ownership": _checkpoint("ownership", "coordinator_conflicts", "coordinator"),
-    "spark/driver/batch_reports": ["tests/unit/spark/driver/test_batch_reports_skew.py"],
+    "spark/driver/batch_reports": ["tests/unit/spark/driver/test_batch_reports.py"],
     "spark/driver/state_location": [
         "tests/unit/spark/driver/test_state_location_snapshots.py",
         "tests/unit/core/test_snapshot_schedule.py",
     ],
     "spark/rows/key_order": ["tests/unit/spark/rows/test_key_order.py"],
-    "spark/rows/spark_row": ["tests/unit/spark/rows/test_spark_row_output.py"],
+    "spark/rows/spark_row": ["tests/unit/spark/rows/test_spark_row.py"],
 }
 """Modules whose tests are these alone."""
 

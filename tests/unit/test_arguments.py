@@ -101,22 +101,22 @@ def test_a_job_id_that_is_no_single_folder_is_refused(job_id: Any, tmp_path: Pat
 
 
 def test_numpy_numbers_and_paths_are_accepted(tmp_path: Path) -> None:
-    options = cl.ChangelogOptions(upload_max_attempts=np.int64(2), base_path=tmp_path)  # type: ignore[arg-type]
+    options = cl.ChangelogOptions(upload_max_attempts=np.int64(2), base_path=tmp_path)
     assert (2, int, str(tmp_path)) == (
         options.upload_max_attempts,
         type(options.upload_max_attempts),
         options.base_path,
     )
-    assert ("a", "b") == LocalRecoveryOptions(directories=["a", "b"]).directories  # type: ignore[arg-type]
-    assert cl.SequenceNumber(np.int64(3)) == cl.SequenceNumber(3)  # type: ignore[arg-type]
+    assert ("a", "b") == LocalRecoveryOptions(directories=["a", "b"]).directories
+    assert cl.SequenceNumber(np.int64(3)) == cl.SequenceNumber(3)
 
 
 def test_create_writer_says_what_a_range_is() -> None:
     with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         with pytest.raises(sl.UsageError, match="key_group_range must be a KeyGroupRange"):
-            storage.create_writer("op", (0, 127))  # type: ignore[arg-type]
+            storage.create_writer("op", (0, 127))
         with pytest.raises(sl.UsageError, match="operator_id must be text"):
-            storage.create_writer(5, ALL)  # type: ignore[arg-type]
+            storage.create_writer(5, ALL)
 
 
 def test_a_stream_of_no_scope_is_refused_instead_of_shared() -> None:
@@ -124,14 +124,11 @@ def test_a_stream_of_no_scope_is_refused_instead_of_shared() -> None:
         ScriptedStore(), exclusive_directory="chk-1", shared_directory="shared"
     )
     with pytest.raises(sl.UsageError, match="scope must be a CheckpointedStateScope"):
-        factory.create_checkpoint_state_output_stream("exclusive")  # type: ignore[arg-type]
+        factory.create_checkpoint_state_output_stream("exclusive")
     for wrong in ({"threshold_bytes": 1.5}, {"write_buffer_bytes": "4 kb"}):
         with pytest.raises(sl.UsageError, match="whole number"):
             FsCheckpointStreamFactory(
-                ScriptedStore(),
-                exclusive_directory="a",
-                shared_directory="b",
-                **wrong,  # type: ignore[arg-type]
+                ScriptedStore(), exclusive_directory="a", shared_directory="b", **wrong
             )
     assert CheckpointedStateScope("shared") is CheckpointedStateScope.SHARED
 
@@ -140,17 +137,18 @@ def test_registries_refuse_a_wrong_count() -> None:
     with cl.FsStateChangelogStorage(ScriptedStore()) as storage:
         for wrong in (0, -1, 1.5, "2", None):
             with pytest.raises(sl.UsageError, match="num_sets"):
-                storage.registry.start_tracking(FileStateHandle("a", 1), wrong)  # type: ignore[arg-type]
+                storage.registry.start_tracking(FileStateHandle("a", 1), wrong)
         assert 0 == len(storage.registry)
 
 
 def test_a_long_duration_is_no_overflow(tmp_path: Path) -> None:
-    options = cl.ChangelogOptions(
-        upload_timeout=dt.timedelta.max,
-        backpressure_timeout=dt.timedelta.max,
-        batch_persist_delay=dt.timedelta.max,
-        upload_next_attempt_delay=dt.timedelta.max,
+    names = (
+        "upload_timeout",
+        "backpressure_timeout",
+        "batch_persist_delay",
+        "upload_next_attempt_delay",
     )
+    options = cl.ChangelogOptions(**dict.fromkeys(names, dt.timedelta.max))
     with cl.FsStateChangelogStorage(tmp_path, options=options) as storage:
         writer = storage.create_writer("op", ALL)
         writer.append(1, b"value")
@@ -167,108 +165,54 @@ def _call(make: Callable[..., Any], name: str, base: dict[str, Any]) -> Callable
 def _sweep() -> dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]]:
     """Name the calls, and those of the wrong values that each of them takes."""
     store = ScriptedStore()
-    entry = {"handle": FileStateHandle("a", 1), "offset": 0}
+    none, text, default = (), ("x",), (None,)
     handle = {
-        "key_group_range": ALL,
-        "handles_and_offsets": (),
-        "size_bytes": 0,
-        "incremental_size_bytes": 0,
-        "state_handle_id": "id",
-    }
+        "key_group_range": ALL, "handles_and_offsets": (), "size_bytes": 0,
+        "incremental_size_bytes": 0, "state_handle_id": "id",
+    }  # fmt: skip
     task = {"change_sets": [], "on_success": print, "on_failure": print}
     streams = {"store": store, "exclusive_directory": "a", "shared_directory": "b"}
     cache = {"store": store, "directories": ["cache"]}
     changes = {"log_id": 0, "sqn": 0, "changes": []}
     classes: list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, ...]]]] = [
-        (
-            cl.HandleAndOffset,
-            entry,
-            {"handle": (), "offset": (), "size_bytes": (None,), "crc32c": (None,)},
-        ),
-        (
-            cl.FileStateHandle,
-            {"path": "a", "size_bytes": 1},
-            {"path": ("x",), "size_bytes": (-1,), "crc32c": (None,)},
-        ),
-        (cl.ByteStreamStateHandle, {"name": "a", "data": b""}, {"name": ("x",), "data": (b"b",)}),
-        (
-            cl.ChangelogStateHandle,
-            handle,
-            {"key_group_range": (), "handles_and_offsets": (), "checkpoint_id": ()}
-            | {"size_bytes": (-1,), "incremental_size_bytes": (-1,), "state_handle_id": ("x",)},
-        ),
-        (cl.UploadTask, task, {"change_sets": ([], {}), "on_success": (), "on_failure": ()}),
-        (cl.Entropy, {"marker": "m"}, {"marker": ("x",), "length": ()}),
-        (
-            cl.StateChangeFsUploader,
-            {"store": store},
-            {"store": ("x",), "job_id": ("x",), "compress": (True,), "paths": (None,)},
-        ),
-        (
-            cl.InlineStateChangeUploader,
-            {"threshold_bytes": 1, "delegate": Quiet()},
-            {"threshold_bytes": (), "delegate": ()},
-        ),
-        (cl.DirectStateChangeUploadScheduler, {}, {"uploader": ()}),
-        (
-            cl.BatchingStateChangeUploadScheduler,
-            {"uploader": Quiet()},
-            {"uploader": (), "metrics": (None,)},
-        ),
-        (
-            cl.TaskChangelogRegistry,
-            {"store": store},
-            {"store": ("x",), "copies": (None,), "discard_threads": ()},
-        ),
-        (
-            cl.LocalBackup,
-            {"folder": "copies"},
-            {"folder": ("x",), "patience_s": (1.5,), "num_threads": ()},
-        ),
-        (
-            cl.DownloadCache,
-            cache,
-            {"store": ("x",), "directories": (), "max_bytes": (), "idle_timeout": ()},
-        ),
-        (
-            cl.FsStateChangelogStorage,
-            {"base_path": store},
-            {
-                "base_path": ("x",),
-                "options": (None,),
-                "job_id": ("x", None),
-                "metrics": (None,),
-                "scheduler": (None,),
-                "registry": (None,),
-                "local_recovery": (None,),
-                "cache_directories": ([],),
-            },
-        ),
-        (
-            FsCheckpointStreamFactory,
-            streams,
-            {
-                "store": ("x",),
-                "exclusive_directory": ("x",),
-                "shared_directory": ("x",),
-                "task_owned_directory": ("x", None),
-                "entropy": (None,),
-            },
-        ),
-        (cl.StateChangeSet.of, changes, {"log_id": (), "sqn": (), "changes": ([], {})}),
-        (
-            cl.StateChangeSet,
-            {"log_id": 0, "sqn": 0, "batches": []},
-            {"log_id": (), "sqn": (), "batches": ([], {})},
-        ),
-        (sl.KeyGroupRange, {"start": 0, "end": 5}, {"start": (), "end": (-1,)}),
-        (cl.SequenceNumberRange, {"from_sqn": 0, "to_sqn": 5}, {"from_sqn": (), "to_sqn": ()}),
-        (
-            cl.RetryPolicy.fixed,
-            {},
-            {"max_attempts": (), "timeout_s": (None, 1.5, -1), "delay_after_failure_s": (1.5,)},
-        ),
-    ]
+        (cl.HandleAndOffset, {"handle": FileStateHandle("a", 1), "offset": 0},
+         {"handle": none, "offset": none, "size_bytes": default, "crc32c": default}),
+        (cl.FileStateHandle, {"path": "a", "size_bytes": 1},
+         {"path": text, "size_bytes": (-1,), "crc32c": default}),
+        (cl.ByteStreamStateHandle, {"name": "a", "data": b""}, {"name": text, "data": (b"b",)}),
+        (cl.ChangelogStateHandle, handle,
+         {"key_group_range": none, "handles_and_offsets": none, "checkpoint_id": none,
+          "size_bytes": (-1,), "incremental_size_bytes": (-1,), "state_handle_id": text}),
+        (cl.UploadTask, task, {"change_sets": ([], {}), "on_success": none, "on_failure": none}),
+        (cl.Entropy, {"marker": "m"}, {"marker": text, "length": none}),
+        (cl.StateChangeFsUploader, {"store": store},
+         {"store": text, "job_id": text, "compress": (True,), "paths": default}),
+        (cl.InlineStateChangeUploader, {"threshold_bytes": 1, "delegate": Quiet()},
+         {"threshold_bytes": none, "delegate": none}),
+        (cl.DirectStateChangeUploadScheduler, {}, {"uploader": none}),
+        (cl.BatchingStateChangeUploadScheduler, {"uploader": Quiet()},
+         {"uploader": none, "metrics": default}),
+        (cl.TaskChangelogRegistry, {"store": store},
+         {"store": text, "copies": default, "discard_threads": none}),
+        (cl.LocalBackup, {"folder": "copies"},
+         {"folder": text, "patience_s": (1.5,), "num_threads": none}),
+        (cl.DownloadCache, cache,
+         {"store": text, "directories": none, "max_bytes": none, "idle_timeout": none}),
+        (cl.FsStateChangelogStorage, {"base_path": store},
+         {"base_path": text, "options": default, "job_id": ("x", None), "metrics": default,
+          "scheduler": default, "registry": default, "local_recovery": default,
+          "cache_directories": ([],)}),
+        (FsCheckpointStreamFactory, streams,
+         {"store": text, "exclusive_directory": text, "shared_directory": text,
+          "task_owned_directory": ("x", None), "entropy": default}),
+        (cl.StateChangeSet.of, changes, {"log_id": none, "sqn": none, "changes": ([], {})}),
+        (cl.StateChangeSet, {"log_id": 0, "sqn": 0, "batches": []},
+         {"log_id": none, "sqn": none, "batches": ([], {})}),
+        (sl.KeyGroupRange, {"start": 0, "end": 5}, {"start": none, "end": (-1,)}),
+        (cl.SequenceNumberRange, {"from_sqn": 0, "to_sqn": 5}, {"from_sqn": none, "to_sqn": none}),
+        (cl.RetryPolicy.fixed, {},
+         {"max_attempts": none, "timeout_s": (None, 1.5, -1), "delay_after_failure_s": (1.5,)}),
+    ]  # fmt: skip
     calls: dict[str, tuple[Callable[[Any], object], tuple[Any, ...]]] = {}
     for make, base, arguments in classes:
         for name, fine in arguments.items():

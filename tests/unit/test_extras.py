@@ -17,68 +17,26 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
 
 USES = [
-    (["pyspark"], "import statelog.spark", "statelog.spark needs pyspark", "spark"),
-    (
-        ["pyspark"],
-        "from statelog.testing import ProcessorTester",
-        "testing or replaying a processor needs pyspark",
-        "spark",
-    ),
-    (
-        ["pandas"],
-        "import pyspark.sql\n"
-        "from statelog.spark.worker.processor_run import PANDAS\n"
-        "PANDAS.row_format(None, None, False)",
-        "a processor of pandas frames needs pandas",
-        "spark",
-    ),
-    (
-        ["prometheus_client"],
-        "import statelog; from statelog.exporters import PrometheusCollector\n"
-        "PrometheusCollector(statelog.Metrics())",
-        "this exporter needs prometheus-client",
-        "metrics",
-    ),
-    (
-        ["opentelemetry"],
-        "import statelog; from statelog.exporters import register_opentelemetry\n"
-        "register_opentelemetry(statelog.Metrics())",
-        "this exporter needs opentelemetry-sdk",
-        "otel",
-    ),
-    (
-        ["fsspec"],
-        "import statelog; statelog.open_store('hdfs://host/path')",
-        "'hdfs://host/path' needs fsspec",
-        "fsspec",
-    ),
-    (
-        ["fsspec"],
-        "import statelog\n"
-        "statelog.open_store('/tmp/nowhere', storage_options={'backend': 'fsspec'}).file_system",
-        "'file:///tmp/nowhere' needs fsspec",
-        "fsspec",
-    ),
-    (
-        ["yaml"],
-        "from statelog.options import load_options; load_options(yaml_text='a: 1')",
-        "the YAML text needs pyyaml",
-        "cli",
-    ),
-    (
-        ["pyiceberg"],
-        "from statelog.spark import IcebergSink",
-        "IcebergSink needs pyiceberg",
-        "iceberg",
-    ),
-    (
-        ["confluent_kafka"],
-        "from statelog.spark import KafkaSink",
-        "KafkaSink needs confluent-kafka",
-        "kafka",
-    ),
-    (["rich", "typer"], "import statelog.cli.main", "the command line needs", "cli"),
-]
+    ("pyspark", "import statelog.spark", "statelog.spark needs pyspark", "spark"),
+    ("pyspark", "from statelog.testing import ProcessorTester",
+     "testing or replaying a processor needs pyspark", "spark"),
+    ("pandas", "import pyspark.sql; from statelog.spark.worker.processor_run import PANDAS\n"
+     "PANDAS.row_format(None, None, False)", "a processor of pandas frames needs pandas", "spark"),
+    ("prometheus_client", "import statelog; from statelog.exporters import PrometheusCollector\n"
+     "PrometheusCollector(statelog.Metrics())", "this exporter needs prometheus-client", "metrics"),
+    ("opentelemetry", "import statelog; from statelog.exporters import register_opentelemetry\n"
+     "register_opentelemetry(statelog.Metrics())", "this exporter needs opentelemetry-sdk", "otel"),
+    ("fsspec", "import statelog; statelog.open_store('hdfs://host/path')",
+     "'hdfs://host/path' needs fsspec", "fsspec"),
+    ("fsspec", "import statelog\n"
+     "statelog.open_store('/tmp/nowhere', storage_options={'backend': 'fsspec'}).file_system",
+     "'file:///tmp/nowhere' needs fsspec", "fsspec"),
+    ("yaml", "from statelog.options import load_options; load_options(yaml_text='a: 1')",
+     "the YAML text needs pyyaml", "cli"),
+    ("pyiceberg", "from statelog.spark import IcebergSink", "IcebergSink needs pyiceberg", "iceberg"),
+    ("confluent_kafka", "from statelog.spark import KafkaSink", "KafkaSink needs confluent-kafka", "kafka"),
+    ("rich typer", "import statelog.cli.main", "the command line needs", "cli"),
+]  # fmt: skip
 
 
 def run(code: str, *blocked: str, folder: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -93,9 +51,11 @@ def run(code: str, *blocked: str, folder: Path | None = None) -> "subprocess.Com
 
 
 @pytest.mark.parametrize(("blocked", "code", "said", "extra"), USES)
-def test_a_missing_package_is_named(blocked: list[str], code: str, said: str, extra: str) -> None:
+def test_a_missing_package_is_named(blocked: str, code: str, said: str, extra: str) -> None:
     indented = code.replace("\n", "\n    ")
-    done = run(f"try:\n    {indented}\nexcept ImportError as error:\n    print(error)", *blocked)
+    done = run(
+        f"try:\n    {indented}\nexcept ImportError as error:\n    print(error)", *blocked.split()
+    )
     assert "" == done.stderr
     assert said in done.stdout
     assert done.stdout.endswith(f"not installed: pip install 'statelog[{extra}]'\n")
@@ -162,13 +122,13 @@ def test_the_error_is_one_of_statelog_and_an_import_error() -> None:
     )
 
 
-def project() -> dict[str, object]:
-    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"])
+def extras_of_the_project() -> dict[str, list[str]]:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)["project"]["optional-dependencies"]
 
 
 def test_the_table_has_the_packages_that_the_extras_install() -> None:
-    declared = project()["optional-dependencies"]
-    assert isinstance(declared, dict)
+    declared = extras_of_the_project()
     for extra, packages in extras.PACKAGES.items():
         names = {re.split(r"[^\w.-]", requirement)[0] for requirement in declared[extra]}
         assert names == set(packages.values()), extra
@@ -176,15 +136,14 @@ def test_the_table_has_the_packages_that_the_extras_install() -> None:
 
 
 def test_the_versions_of_spark_are_those_that_the_extra_admits() -> None:
-    declared = project()["optional-dependencies"]
-    assert isinstance(declared, dict)
-    pin = next(one for one in declared["spark"] if one.startswith("pyspark"))
+    requirements = extras_of_the_project()["spark"]
+    pin = next(requirement for requirement in requirements if requirement.startswith("pyspark"))
     (major, minor), *_, (last_major, last_minor) = extras.SPARK_VERSIONS
     assert f"pyspark>={major}.{minor},<{last_major}.{last_minor + 1}" == pin
 
 
 def test_the_version_needs_no_packages_of_the_command_line() -> None:
-    block = BLOCK.format(blocked=["rich", "typer"])
-    code = f"{block}sys.argv[1:] = ['--version']\nfrom statelog.__main__ import main\nmain()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run(
+        "sys.argv[1:] = ['--version']; from statelog.__main__ import main; main()", "rich", "typer"
+    )
     assert (done.returncode, done.stdout) == (0, f"statelog {sl.__version__}\n"), done.stderr

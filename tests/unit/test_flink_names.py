@@ -20,26 +20,6 @@ HANDLE = cl.FileStateHandle("dstl/a", 1)
 SET = cl.StateChangeSet(0, 1, [(1, b"one")])
 
 
-MEMBERS: list[tuple[Any, str, str]] = [
-    (cl.SnapshotResult(None), "getJobManagerOwnedSnapshot", "the attribute `job_manager_owned`"),
-    (cl.UploadResult.of(HANDLE, SET, 0), "stream_state_handle", "`entry.handle`"),
-    (cl.UploadTask([SET], print, print), "onCompleted", "the argument `on_success`"),
-    (SET, "getChanges", "an iteration over the set"),
-    (WRITER_RANGE, "getNumberOfKeyGroups", "`len(key_group_range)`"),
-    (cl.TaskMailbox(), "tryYield", "the method `drain()`"),
-    (cl.StateChangeUploadScheduler, "fromConfig", "the method `from_config()`"),
-]
-
-
-@pytest.mark.parametrize(("owner", "name", "written"), MEMBERS, ids=lambda value: str(value)[:30])
-def test_an_unknown_member_of_flink_is_explained(owner: Any, name: str, written: str) -> None:
-    with pytest.raises(AttributeError) as raised:
-        getattr(owner, name)
-    assert str(raised.value).endswith(f"has no attribute {name!r}; Flink's {name} here: {written}")
-    assert (name, owner) == (raised.value.name, raised.value.obj)
-    assert not hasattr(owner, name)
-
-
 def test_members_of_objects_that_a_storage_makes_are_explained() -> None:
     with cl.FsStateChangelogStorage("memory://names") as storage:
         writer = storage.create_writer("op", WRITER_RANGE)
@@ -55,36 +35,30 @@ def test_members_of_objects_that_a_storage_makes_are_explained() -> None:
 
 
 def test_other_unknown_names_are_not_explained() -> None:
-    for owner, name in ((WRITER_RANGE, "nothing"), (WRITER_RANGE, "_getStart"), (SET, "__len")):
+    owners = (
+        (WRITER_RANGE, "nothing"),
+        (WRITER_RANGE, "_getStart"),
+        (SET, "__len"),
+        (cl, "Nothing"),
+    )
+    for owner, name in owners:
         with pytest.raises(AttributeError) as raised:
             getattr(owner, name)
         assert str(raised.value).endswith(f"has no attribute {name!r}")
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec("from statelog.changelog import Nothing")
 
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
-def test_a_class_of_flink_is_explained(name: str) -> None:
+def test_what_the_error_of_a_class_says_exists(name: str) -> None:
     with pytest.raises(AttributeError, match=f"no attribute {name!r}; Flink's {name} here: "):
         getattr(cl, name)
-    with pytest.raises(
-        ImportError, match=f"import name {name!r} from 'statelog.changelog'; Flink's {name} "
-    ):
-        exec(f"from statelog.changelog import StateChange, {name}")
-    assert not hasattr(cl, name)
+    assert name not in cl.__all__
     written = PUBLIC_NAMES[name].split("(")[0]
     if " " not in written:
         owner: Any = cl
         for part in written.split("."):
             owner = getattr(owner, part)
-    assert name not in cl.__all__
-
-
-def test_a_name_that_is_not_flinks_is_not_explained() -> None:
-    with pytest.raises(
-        AttributeError, match=r"^module 'statelog.changelog' has no attribute 'Nothing'$"
-    ):
-        cl.Nothing  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
-        exec("from statelog.changelog import Nothing")
 
 
 def explained_classes() -> list[type]:
@@ -127,9 +101,7 @@ WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("call", "written"), WRONG_CALLS)
 def test_a_call_as_flink_writes_it_is_explained(call: Callable[[], Any], written: str) -> None:
-    with pytest.raises(
-        TypeError, match=f"Flink's .* here: .*{written}|Flink's .* here: {written}|{written}"
-    ):
+    with pytest.raises(TypeError, match=written):
         call()
 
 

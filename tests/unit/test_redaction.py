@@ -91,13 +91,9 @@ def test_a_cause_hides_secrets_too():
 
 
 OPTIONS = {
-    "endpoint": "http://127.0.0.1:9",
-    "region": "r",
-    "access_key_id": KEY,
-    "secret_access_key": SECRET,
-    "max_retries": 0,
-    "retry_timeout": 1,
-}
+    "endpoint": "http://127.0.0.1:9", "region": "r", "access_key_id": KEY,
+    "secret_access_key": SECRET, "max_retries": 0, "retry_timeout": 1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,8 @@ def damage(location: str, name: str) -> None:
 
 def test_checkpoints_are_listed_for_programs(call, location):
     checkpoints = call.lines("checkpoints", location)
-    assert [(item["checkpoint_id"], item["state"]) for item in checkpoints] == [
-        (1, "subsumed"),
-        (2, "retained"),
-        (3, "retained"),
-    ]
+    states = {item["checkpoint_id"]: item["state"] for item in checkpoints}
+    assert states == {1: "subsumed", 2: "retained", 3: "retained"}
     last = checkpoints[-1]
     assert (last["parent_id"], last["snapshot_count"], last["log_length"]) == (2, 1, 1)
     assert last["properties"] == {"batch": 2, "[odd]": "[/red]"}
@@ -165,12 +162,11 @@ def write_file(file: Path, *sets, compress: bool = False) -> list[int]:
 
 
 def test_cat_takes_several_offsets(call, tmp_path):
-    file = tmp_path / "log"
-    offsets = write_file(file, *([(i, b"v%d" % i)] for i in range(4)))
-    chosen = [str(offsets[2]), str(offsets[0])]
-    changes = call.lines("changelog", str(file), "--offset", chosen[0], "--offset", chosen[1])
-    assert [item["key_group"] for item in changes] == [2, 0]
-    text = call("changelog", str(file), "--offset", "5", status=2)
+    file = str(tmp_path / "log")
+    offsets = write_file(tmp_path / "log", *([(i, b"v%d" % i)] for i in range(4)))
+    chosen = [word for number in (2, 0) for word in ("--offset", str(offsets[number]))]
+    assert [item["key_group"] for item in call.lines("changelog", file, *chosen)] == [2, 0]
+    text = call("changelog", file, "--offset", "5", status=2)
     assert f"change sets begin at {', '.join(map(str, offsets))}" in text
 
 
@@ -205,8 +201,7 @@ def test_cat_shows_values_as_hex_up_to_a_bound(call, tmp_path):
     assert rows[0].endswith("  006d65... (7 more bytes)")
     assert rows[1].endswith("  000102... (1 more bytes)")
     assert rows[2].endswith(hashlib.sha256(b"").hexdigest() + "  ")
-    whole = call("changelog", file, "--values", "hex", "--value-bytes", "0").splitlines()[1:]
-    assert whole[1].endswith("  00010203")
+    assert "  00010203\n" in call("changelog", file, "--values", "hex", "--value-bytes", "0")
 
 
 def test_cat_shows_text_on_a_terminal_that_has_no_unicode(tmp_path):
@@ -261,18 +256,14 @@ def test_gc_is_a_dry_run_without_apply(call, location):
     text = call("gc", location, "--min-age", "0s")
     assert "would delete dstl/orphan" in text
     assert "--apply makes the changes" in text
+    *actions, last = call.lines("gc", location, "--min-age", "0s")
+    assert {"path": "dstl/orphan", "action": "would-delete"} in actions
+    assert (len(actions), True) == (last["summary"]["orphans"], last["summary"]["dry_run"])
     assert orphan.exists()
     assert "deleted dstl/orphan" in call("gc", location, "--apply", "--min-age", "0")
     assert not orphan.exists()
     assert "0 orphans" in call("gc", location, "--apply", "--min-age", "0")
     assert "all intact" in call("verify", location)
-
-
-def test_gc_speaks_json(call, location):
-    *actions, last = call.lines("gc", location, "--min-age", "0s")
-    assert {"path": "dstl/orphan", "action": "would-delete"} in actions
-    assert last["summary"]["orphans"] == len(actions)
-    assert last["summary"]["dry_run"] is True
 
 
 @pytest.mark.parametrize("text", ["", "1x", "-1h", "h", "1h30m"])
@@ -299,16 +290,6 @@ def test_verify_reports_a_location_that_went_back(call, location):
     *_, finding, summary = call.lines("verify", location, "--at-least", "4", status=1)
     assert finding["ok"] is False
     assert summary["summary"]["findings"] == 1
-
-
-@pytest.mark.parametrize("name", ["chk-1/_metadata", "chk-3/_metadata", "taskowned/s"])
-def test_verify_finds_any_damage(call, location, name):
-    damage(location, name)
-    assert name in call("verify", location, status=1)
-    *objects, last = call.lines("verify", location, status=1)
-    bad = [item for item in objects if not item["ok"]]
-    assert len(bad) == last["summary"]["findings"]
-    assert name in {item["path"] for item in bad}
 
 
 def test_verify_finds_that_the_checkpoint_of_a_claim_is_lost(call, location):
@@ -396,35 +377,14 @@ def test_a_verb_without_arguments_says_what_to_type(name, call):
     assert f"Example: {COMMANDS[name].epilog.split(chr(10))[2]}\n" in said
 
 
-def test_an_idea_has_one_flag_in_all_verbs():
-    flags = {flag for command in COMMANDS.values() for part in command.params for flag in part.opts}
-    assert flags >= {
-        f"--{name}"
-        for name in ("variable", "checkpoint", "operator", "to", "apply", "json", "parent")
-    }
-    former = {"--state", "--rows", "--output", "--dry-run", "--from", "--out"}
-    assert not former & flags
-    assert len(COMMANDS) <= 24
-
-
-def test_starting_up_imports_nothing_of_spark():
-    code = (
-        "import sys; from statelog.cli.main import run; run(['--version']);"
-        "bad = {'pyspark', 'py4j', 'pandas'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_a_verb_imports_nothing_of_other_verbs(tmp_path):
+def test_a_verb_imports_nothing_of_other_verbs_or_spark(tmp_path):
     code = """
 import sys
 from statelog.cli.main import run
 run(["checkpoints", sys.argv[1]])
 others = {"extensions.report", "extensions.operations", "extensions.read", "state.reader"}
-bad = {f"statelog.{name}" for name in others} & set(sys.modules)
+others = {f"statelog.{name}" for name in others} | {"pyspark", "py4j", "pandas"}
+bad = others & set(sys.modules)
 sys.exit(str(bad) if bad else 0)
 """
     run_script(code, str(tmp_path))

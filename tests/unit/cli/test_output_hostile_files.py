@@ -53,13 +53,8 @@ def test_edit_reads_a_file_elsewhere_and_links_within_the_location(
     (location / "alias").symlink_to("files")
     (tmp_path / "mine.parquet").symlink_to(private / "keys.parquet")
     monkeypatch.chdir(location)
-    for path in (
-        "files",
-        "alias",
-        "alias/keys.parquet",
-        "../mine.parquet",
-        tmp_path / "mine.parquet",
-    ):
+    mine = ("../mine.parquet", tmp_path / "mine.parquet")
+    for path in ("files", "alias", "alias/keys.parquet", *mine):
         report = call.lines("edit", str(location), "--delete", str(path))[0]
         assert sum(report["counts"].values()) == 1, path
 

@@ -12,7 +12,6 @@ from statelog.model import (
     ChangelogStateHandle,
     CompletedCheckpoint,
     FileStateHandle,
-    KeyGroupRange,
     MaterializedHandle,
     live_log,
     live_snapshots,
@@ -122,13 +121,8 @@ def test_nothing_is_due_without_a_log():
 
 
 def distances(behind: int = 1000, checkpoints: int = 50) -> LogDistances:
-    return LogDistances(
-        np.full(GROUPS, -1),
-        np.full(GROUPS, behind),
-        np.full(GROUPS, checkpoints),
-        behind,
-        checkpoints,
-    )
+    of_groups = [np.full(GROUPS, value) for value in (-1, behind, checkpoints)]
+    return LogDistances(*of_groups, behind, checkpoints)
 
 
 def schedule(entries: int = 3200) -> SnapshotSchedule:
@@ -151,30 +145,10 @@ def test_a_failed_snapshot_is_tried_again_after_the_others():
     assert 10_000 == plan.failed(first, 0)
 
 
-def test_the_size_of_entries_is_learned_from_the_snapshots():
-    plan = SnapshotSchedule(POLICY, GROUPS)
-    assert (KeyGroupRange(0, GROUPS - 1),) == plan.choose(
-        distances(), 0
-    )  # nothing known: one slice
-    plan.has_entries(KeyGroupRange(0, 15), [100] * 16)
-    plan.has_entries(KeyGroupRange(16, 31), [0] * 16)
-    for _ in range(20):
-        plan.completed(KeyGroupRange(0, 3), 400 * 2)
-    # 1,600 entries of 2 bytes: 7 slices of at most 500 bytes, and one with the empty key groups.
-    assert (KeyGroupRange(0, 3),) == plan.choose(distances(300, 10), 0)
-
-
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"log_to_snapshot_ratio": 0.0},
-        {"log_to_snapshot_ratio": float("nan")},
-        {"min_log_bytes": -1},
-        {"max_log_handles": 0},
-        {"slice_bytes": 0},
-        {"max_slices": 0},
-    ],
+    ("name", "value"),
+    [("min_log_bytes", -1), ("max_log_handles", 0), ("slice_bytes", 0), ("max_slices", 0)],
 )
-def test_bounds_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(InvalidOptionsError, match=next(iter(wrong))):
-        SnapshotPolicy(**wrong)
+def test_bounds_that_make_no_sense_are_refused(name, value):
+    with pytest.raises(InvalidOptionsError, match=name):
+        SnapshotPolicy(**{name: value})

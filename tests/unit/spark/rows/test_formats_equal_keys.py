@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from tests.support.values.time_zones import REPEATED_HOURS, ZONES
 
 from statelog.extensions.columns.rows import ColumnarInput
-from statelog.spark import ColumnarProcessor, StatefulProcessor
+from statelog.spark import StatefulProcessor
 from statelog.spark.rows.interface import KeyedInput
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.pandas_input import FrameInput, PandasSettings
@@ -117,32 +116,3 @@ def test_a_tester_has_a_key_for_each_moment_in_any_zone(schema: str | None) -> N
         for key in keys:
             assert [Row(n=expected)] == tester.test(key, [Row(x=1)])
         tester.restart()
-
-
-class Counts(ColumnarProcessor):
-    """Counts the rows of each key, and shows the key when its timer is due."""
-
-    def init(self, handle: Any) -> None:
-        self.count = handle.getColumnState("count", "n bigint")
-        self.timers = handle.timers
-
-    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
-        n = self.count.get(keys)["n"].fill_null(0).to_numpy() + keys.counts
-        self.count.put(keys, {"n": n})
-        self.timers.register(keys, np.full(len(keys), 100))
-        yield {"key": keys["key"], "n": n}
-
-    def expired(self, keys: Any, expiry_ms: Any, times: Any) -> Iterator[Any]:
-        yield {"key": keys["key"], "n": self.count.get(keys)["n"]}
-
-
-def test_columns_written_as_minus_zero_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    tester = ProcessorTester(Counts(), timeMode="ProcessingTime", keySchema="key double")
-    with monkeypatch.context() as before:  # as an earlier statelog wrote it
-        before.setattr(KeyCodec, "uniform", lambda _codec, columns: list(columns))
-        tester.testColumns({"key": [-0.0, -0.0]})
-        assert repr(tester.testColumns({"key": [0.0]})["key"].to_pylist()) == "[0.0]"
-    tester.restart()
-    assert tester.testColumns({"key": [0.0]}).to_pylist() == [{"key": 0.0, "n": 4}]
-    tester.restart()
-    assert "[0.0]" == repr(tester.setProcessingTime(200)["key"].to_pylist())

@@ -1,7 +1,5 @@
 """Rules of Spark's transformWithState that need no Spark to be seen; docs/reference/parity.md."""
 
-import datetime as dt
-import decimal
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +13,6 @@ from tests.house.sources import ROOT
 from tests.support.jobs import noted_calls
 from tests.support.jobs.pandas_input import all_keys, read
 from tests.support.spark.versions import ROWS, TWS_TESTER, TwsTester
-from tests.support.spark.waking import Waking
 
 from statelog.errors import ProcessorError
 from statelog.spark import transform_with_state, transform_with_state_in_pandas
@@ -140,18 +137,6 @@ def test_calls_come_in_sparks_order_with_sparks_keys() -> None:
     tester.setProcessingTime(6)
     assert [("init",), ("timer", "a", 2, [2, 9]), ("close",)] == noted_calls.CALLS
     assert [9] == tester.peekTimers("a")
-
-
-def test_the_key_of_a_timer_is_a_row_of_what_state_holds() -> None:
-    at = dt.datetime(2011, 12, 9, 12, 50, tzinfo=dt.UTC)
-    tester = ProcessorTester(
-        Waking(), timeMode="ProcessingTime", keySchema="at timestamp, price decimal(5,2), n int"
-    )
-    key = (at, decimal.Decimal("1.50"), None)
-    rows, timer = (row.key for row in tester.test(key, []))
-    assert repr(key) == rows
-    local = at.astimezone().replace(tzinfo=None)  # in the worker's zone, as on Spark
-    assert repr(Row(at=local, price=key[1], n=None)) == timer
 
 
 class Misuse(sparks.StatefulProcessor):

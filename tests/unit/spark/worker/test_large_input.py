@@ -12,21 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from pyspark.sql import Row
 from tests.support.jobs.pandas_input import SETTINGS
-from tests.support.jobs.task_query import (
-    ALL,
-    INITIAL,
-    NUMBERS,
-    Counting,
-    Query,
-    arrow_input,
-    counting,
-    numbers,
-    of_initial,
-)
+from tests.support.jobs.task_query import ALL, Counting, Query, arrow_input, counting, numbers
 from tests.support.spark.random_programs import (
     EPOCH_MS,
     OUTPUT,
@@ -36,9 +25,8 @@ from tests.support.spark.random_programs import (
     batch_of,
 )
 
-from statelog.errors import ProcessorError, StoreError
+from statelog.errors import StoreError
 from statelog.spark import StatefulProcessor
-from statelog.spark.driver.batch_frame import BatchFrameSpec, batch_task
 from statelog.spark.driver.batch_reports import figures_of
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
@@ -164,28 +152,6 @@ def test_columnar_state_stays_in_columns(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(in_parts.acks[0].changes.log.handles_and_offsets) > 5
 
 
-def test_lists_and_maps_are_replayed_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(MemoryLimits, "pending_bytes", 2_000)
-    monkeypatch.setattr(MemoryLimits, "recent_bytes", 1)
-    rng = random.Random(7)
-    inputs = [arrow_input(batch_of(rng, number, 60, True)) for number in range(3)]
-    queries = []
-    for bound in (sys.maxsize, 20_000):
-        backend = StateBackendConfig(folder=str(tmp_path / str(bound) / "local"))
-        query = Query(
-            tmp_path / str(bound), Interpreter(), SparkRowFormat(), bound,
-            time_mode="processingtime", backend=backend,
-        )  # fmt: skip
-        outputs = [query.run(batches, forget=True, now_ms=EPOCH_MS) for batches in inputs]
-        queries.append((query, outputs))
-    (at_once, expected), (in_parts, actual) = queries
-    assert [*map(by_key, expected)] == [*map(by_key, actual)]
-    assert at_once.tables() == in_parts.tables()
-    assert figures_of([[in_parts.acks[2]]]).catch_up["compacted"]
-
-
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_the_rows_of_one_key_are_read_while_the_processor_asks(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -210,50 +176,6 @@ def test_the_rows_of_one_key_are_read_while_the_processor_asks(
     reads.clear()
     counting(tmp_path / "first", 500_000, First()).run(batches, forget=True)
     assert len(reads) < every
-
-
-def test_frames_of_one_key_are_cut_in_parts_as_at_once(tmp_path: Path) -> None:
-    rng = random.Random(5)
-    rows = [
-        (rng.choice([7] * 20 + [1, 2]), None if at == 9 else at, float(at)) for at in range(5_000)
-    ]
-    batches = arrow_input(rows, "key long, whole int, value double", 1)
-
-    class Lengths(Counting):
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-            for frame in rows:
-                shape = f"{len(frame)} {frame.dtypes.to_dict()} {frame.value.sum()}"
-                yield pd.DataFrame({"key": [str(key[0])], "at": [shape], "seen": [""]})
-
-    runs = []
-    for bound in (sys.maxsize, 100_000):
-        flavour = PandasRowFormat(replace(SETTINGS, max_records=400), parse_ddl(OUTPUT))
-        query = Query(tmp_path / str(bound), Lengths(), flavour, bound, key=NUMBERS, staged=False)
-        runs.append(by_key(query.run(batches, forget=True)))
-    assert runs[0] == runs[1]
-    assert len(runs[0]["7"]) > 10
-
-
-@pytest.mark.parametrize("flavour", ["row", "batch"])
-def test_initial_state_in_parts_gives_the_same(flavour: str, tmp_path: Path) -> None:
-    mixed = of_initial(True, numbers(2_000, 900, 1)) + of_initial(False, numbers(1_000, 1_200, 2))
-    random.Random(1).shuffle(mixed)
-    runs: list[Any] = []
-    for bound in (sys.maxsize, 100_000):
-        query = counting(tmp_path / str(bound), bound, initial=INITIAL)
-        if flavour == "batch":
-            frame = BatchFrameSpec(
-                context=query.spec.context, rows=query.spec.rows, schema=query.spec.state.schema,
-                key_groups=ALL, backend=query.spec.state.backend,
-            )  # fmt: skip
-            output = batch_task(frame, iter(mixed))
-            runs.append(by_key([row for batch in output for row in batch.to_pylist()]))
-            continue
-        rows = by_key(query.run(mixed, forget=True))
-        keys = {key for group in query.tables().values() for key in group[0]}
-        assert query.acks[0].count("keys") == len(keys)
-        runs.append((rows, query.tables()))
-    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("staged", [True, False])
@@ -284,17 +206,6 @@ def test_a_local_disk_that_refuses_is_named(tmp_path: Path) -> None:
     query = counting(tmp_path / "state", 10_000, backend=backend)
     with pytest.raises(StoreError, match=r"cannot write its input to the local disk in .*/file"):
         query.run(numbers(1_000, 10))
-
-
-def test_a_value_that_does_not_fit_is_explained_in_parts_too(tmp_path: Path) -> None:
-    class Unfit(Counting):
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-            self.total.update(("text" if key[0] == 77 else 1, 0.0))
-            return iter(())
-
-    query = counting(tmp_path, 20_000, Unfit())
-    with pytest.raises(ProcessorError, match=r"(?s)77"):
-        query.run(numbers(1_000, 100))
 
 
 def test_a_variable_deleted_in_init_is_deleted_in_parts(tmp_path: Path) -> None:

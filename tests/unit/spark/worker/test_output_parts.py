@@ -5,6 +5,7 @@ Tasks run in this process, without Spark.
 """
 
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -86,31 +87,38 @@ def failure(
     return raised.value.message
 
 
+OF_ROWS = "Faulty.handleInputRows failed for key ('c37',) in batch 0: "
+OF_FRAMES = "FaultyInPandas.handleInputRows failed for key ('c37',) in batch 0: "
+FRAME = pd.DataFrame({"customer": ["ann"]})
+UNFIT = [
+    (Faulty({"customer": "ann"}), "it yields the dict {'customer': 'ann'}: write `yield Row(**values)`"),
+    (Faulty(("ann", 3)), "it yields the tuple ('ann', 3): write `yield Row(customer=..., total=...)`"),
+    (Faulty(Row("ann", 3)), "it yields <Row('ann', 3)> without names: write `yield Row(customer=..., "),
+    (Faulty("ann"), "it yields the str 'ann': write `yield Row(customer=..., total=...)`"),
+    (Faulty(None), "it yields None: write `yield Row(customer=..., total=...)`"),
+    (Faulty(Row(customer="ann", total="many")), "output column 'total' (int64) cannot store 'many' of Row("
+     "customer='ann', total='many')"),
+    (Faulty(Row(total=3), "return"), "it returned Row(total=3), not an iterator of rows: write `yield` instead "
+     "of `return`. Nothing"),
+    (Faulty({"total": 3}, "return"), "it returned the dict {'total': 3}, not an iterator of rows"),
+    (Faulty(5, "return"), "it returned the int 5, not an iterator of rows"),
+    (FaultyInPandas({"customer": ["ann"]}), "it yields the dict {'customer': ['ann']}: write `yield pd.Data"),
+    (FaultyInPandas(FRAME), "a frame of (customer str"),
+    (FaultyInPandas(FRAME, "return"), "it returned a DataFrame, not an iterator"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("input_bytes", [AT_ONCE, 4_000], ids=["at once", "in parts"])
-@pytest.mark.parametrize(
-    ("item", "what"),
-    [
-        (
-            {"customer": "ann"},
-            "it yields the dict {'customer': 'ann'}: write `yield Row(**values)`",
-        ),
-        (("ann", 3), "it yields the tuple ('ann', 3): write `yield Row(customer=..., total=...)`"),
-        (Row("ann", 3), "it yields <Row('ann', 3)> without names: write `yield Row(customer=..., "),
-        ("ann", "it yields the str 'ann': write `yield Row(customer=..., total=...)`"),
-        (None, "it yields None: write `yield Row(customer=..., total=...)`"),
-        (
-            Row(customer="ann", total="many"),
-            "output column 'total' (int64) cannot store 'many' of Row(customer='ann', total='many')",
-        ),
-    ],
-)
-def test_an_unfit_row_is_reported_with_its_key(
-    tmp_path: Path, item: Any, what: str, input_bytes: int
+@pytest.mark.parametrize(("processor", "what"), UNFIT)
+def test_an_unfit_output_is_reported_with_its_key(
+    tmp_path: Path, processor: Faulty, what: str, input_bytes: int
 ) -> None:
-    message = failure(tmp_path, Faulty(item), SparkRowFormat(), input_bytes)
-    assert message.startswith(
-        f"Faulty.handleInputRows failed for key ('{BAD}',) in batch 0: {what}"
-    )
+    is_pandas = isinstance(processor, FaultyInPandas)
+    frames = PandasRowFormat(SETTINGS, parse_ddl(OUTPUT))
+    row_format = frames if is_pandas else SparkRowFormat()
+    message = failure(tmp_path, copy(processor), row_format, input_bytes)
+    start = (OF_FRAMES if is_pandas else OF_ROWS) + what
+    assert message.replace("customer object", "customer str").startswith(start)
     assert message.count("Nothing of this batch was committed; the state is unchanged") == 1
 
 
@@ -119,40 +127,6 @@ def test_a_row_of_a_timer_is_reported_with_its_key(tmp_path: Path) -> None:
     changes = {"time_mode": "processingtime", "now_ms": 5}
     message = failure(tmp_path, processor, SparkRowFormat(), **changes)
     assert message.startswith(f"Faulty.handleExpiredTimer failed for key ('{BAD}',) in batch 0: it")
-
-
-@pytest.mark.parametrize(
-    ("item", "what"),
-    [
-        (Row(customer="ann", total=3), "it returned Row(customer='ann', total=3)"),
-        ({"customer": "ann"}, "it returned the dict {'customer': 'ann'}"),
-        ("ann", "it returned the str 'ann'"),
-        (5, "it returned the int 5"),
-    ],
-)
-def test_a_row_that_is_returned_says_yield(tmp_path: Path, item: Any, what: str) -> None:
-    message = failure(tmp_path, Faulty(item, "return"), SparkRowFormat())
-    assert message.startswith(
-        f"Faulty.handleInputRows failed for key ('{BAD}',) in batch 0: {what}, "
-        "not an iterator of rows: write `yield` instead of `return`. Nothing"
-    )
-
-
-@pytest.mark.parametrize(
-    ("item", "how", "what"),
-    [
-        ({"customer": ["ann"]}, "yield",
-         "it yields the dict {'customer': ['ann']}: write `yield pd.Data"),
-        (pd.DataFrame({"customer": ["ann"]}), "yield", "a frame of (customer str"),
-        (pd.DataFrame({"customer": ["a"]}), "return", "it returned a DataFrame, not an iterator"),
-    ],
-)  # fmt: skip
-def test_an_unfit_frame_is_reported(tmp_path: Path, item: Any, how: str, what: str) -> None:
-    row_format = PandasRowFormat(SETTINGS, parse_ddl(OUTPUT))
-    message = failure(tmp_path, FaultyInPandas(item, how), row_format)
-    assert message.replace("customer object", "customer str").startswith(
-        f"FaultyInPandas.handleInputRows failed for key ('{BAD}',) in batch 0: {what}"
-    )
 
 
 class FaultyColumns(ColumnarProcessor):

@@ -61,7 +61,7 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> "Iterator[Puts]":
 
 
 class Puts:
-    """Fails the first *failures* puts of each folder, and counts all."""
+    """Fails the first *failures* puts of each folder, and counts all; `gate` is opened at the end."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -149,14 +149,6 @@ def test_repeated_requests_are_counted_as_the_other_figures(
     job.run(numbers(500, 50))
     job.run(numbers(500, 50))
     assert [figures_of([[ack]]).repeated_requests for ack in job.acks] == [0, 3, 0]
-
-
-def test_the_number_of_attempts_is_an_option(tmp_path: Path, puts: Puts) -> None:
-    puts.failures = 1
-    job = query(tmp_path, options={"upload_max_attempts": 1})
-    with pytest.raises(UploadFailedError, match=r"connection reset.*Spark runs the task again"):
-        job.run(numbers(500, 50))
-    assert puts.seen["dstl"] == 1
 
 
 class Failing(Counting):

@@ -1,4 +1,4 @@
-"""Switches of tricks, and the errors that say that a Spark does not have what a trick needs."""
+"""Switches of tricks, errors of a Spark without a part, and the number of a query's own workers."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +8,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql import types
 
 from statelog.errors import InvalidOptionsError
+from statelog.spark.jvm.python_job import QueryNumbers
 from statelog.spark.jvm.tricks import Trick, is_lacking, is_switch
 from statelog.spark.query.resolve import resolve_settings
 
@@ -15,9 +16,7 @@ from statelog.spark.query.resolve import resolve_settings
 def test_a_switch_of_the_session_is_checked() -> None:
     assert is_switch("spark.statelog.jvm.oneShuffle", "false")
     assert not is_switch("spark.statelog.memoryBudget", "1")
-    with pytest.raises(
-        InvalidOptionsError, match=r"twoShuffles.*the switches are pythonJobs, ownWorkers"
-    ):
+    with pytest.raises(InvalidOptionsError, match=r"twoShuffles.*the switches are pythonJobs, "):
         is_switch("spark.statelog.jvm.twoShuffles", "false")
     with pytest.raises(InvalidOptionsError, match=r"jvm\.oneShuffle"):
         is_switch("spark.statelog.jvm.oneShuffle", "perhaps")
@@ -73,11 +72,33 @@ FAULTS = (
 )
 
 
-@pytest.mark.parametrize("error", MISSING, ids=repr)
-def test_a_missing_part_of_spark_is_recognized(error: Exception) -> None:
-    assert is_lacking(error)
+@pytest.mark.parametrize("error", MISSING + FAULTS, ids=repr)
+def test_a_missing_part_of_spark_is_told_from_other_errors(error: Exception) -> None:
+    assert is_lacking(error) is (error in MISSING)
 
 
-@pytest.mark.parametrize("error", FAULTS, ids=repr)
-def test_other_errors_are_not_a_missing_part(error: Exception) -> None:
-    assert not is_lacking(error)
+def test_each_active_query_has_a_number_and_keeps_it() -> None:
+    numbers, active = QueryNumbers(), {"a", "b"}
+    for _ in range(2):
+        assert 0 == numbers.number("a", 2, active.__contains__)
+        assert 1 == numbers.number("b", 2, active.__contains__)
+    assert numbers.number("c", 2, active.__contains__) is None
+
+
+def test_a_number_is_given_again_once_its_query_has_ended() -> None:
+    numbers, active = QueryNumbers(), {"a", "b"}
+    for query in "ab":
+        numbers.number(query, 2, active.__contains__)
+    active.remove("a")
+    assert 0 == numbers.number("c", 2, {*active, "c"}.__contains__)
+    # It starts again: its number is taken, and no two active queries have the same.
+    assert numbers.number("a", 2, {"a", "b", "c"}.__contains__) is None
+    assert 2 == numbers.number("a", 3, {"a", "b", "c"}.__contains__)
+
+
+def test_a_query_that_starts_again_finds_its_workers() -> None:
+    numbers, active = QueryNumbers(), {"a", "b"}
+    for query in "ab":
+        numbers.number(query, 3, active.__contains__)
+    active.remove("b")
+    assert 1 == numbers.number("b", 3, {"a", "b"}.__contains__)
