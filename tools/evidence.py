@@ -42,7 +42,7 @@ writes a record when it ends, even if it fails. This page shows the newest recor
 
 KILLS_NOTE = """
 A kill is a SIGKILL of a process; in the campaign with sinks, it counts once for each of the process's queries that was in a micro-batch. Store
-faults are injected between statelog and a server, or an in-process store. Simulated events are counted separately.
+faults are injected between statelog and a server or an in-process store. Simulated events are counted separately.
 
 """
 
@@ -57,17 +57,18 @@ or by a mutant that no test noticed.
 NEVER_TRIED = """
 ## What was never tried
 
-- **Buckets in a cloud.** No test ran on AWS S3, Google Cloud Storage or Azure. Tests of S3 used an
-  emulator, and SeaweedFS on the same machine; tests of Azure used an emulator ([stores](how-to/stores.md#what-was-tested)).
-- **Clusters of more than one host.** The largest cluster was a standalone master with three workers on one machine ([clusters](how-to/platforms.md)). The
-  driver with 5,000 tasks was simulated ([a driver with thousands of tasks](benchmarks.md#a-driver-with-thousands-of-tasks)).
-- **Databricks, EMR, YARN and Kubernetes.** [Platforms](how-to/platforms.md) lists what was checked without running a job.
-- **Spark Connect** with a server on a different host, and serverless offerings ([Spark Connect](how-to/connect.md#what-was-tried)).
+- **Buckets in a cloud.** No test ran on AWS S3, Google Cloud Storage or Azure. The S3 tests used an
+  emulator, and SeaweedFS on the same machine; the Azure tests used an emulator ([stores](how-to/stores.md#what-was-tested)).
+- **Clusters of more than one host.** The largest cluster was a standalone master with three workers on one machine ([clusters](how-to/platforms.md)). We
+  only simulated the driver of a job with 5,000 tasks ([a driver with thousands of tasks](benchmarks.md#a-driver-with-thousands-of-tasks)).
+- **Databricks, EMR, YARN and Kubernetes.** [Platforms](how-to/platforms.md) lists what we checked without running a job.
+- **Spark Connect with a server on a different host, and serverless offerings.** Client and server ran on one machine ([Spark
+  Connect](how-to/connect.md#what-was-tried)).
 - **Delta's package for Spark.** A stand-in wrote Delta's commits ([sinks](how-to/exactly-once-sinks.md)).
 - **Apache Kafka's own broker, and Iceberg REST catalogs.** The tests used the Tansu broker and PyIceberg's SQLite catalog ([sinks](how-to/exactly-once-sinks.md)).
 - **Windows and macOS.** Every campaign ran on Linux.
 - **Weeks of run time.** The table above shows how long the longest campaign ran.
-- **Power loss.** SIGKILL ends a process, but the operating system keeps what the process wrote. No machine lost power in a test.
+- **Power loss.** SIGKILL ends a process, but the operating system keeps the data that the process wrote. No machine lost power in a test.
 """
 
 
