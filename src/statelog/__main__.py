@@ -1,4 +1,4 @@
-"""The command `statelog`, also as `python -m statelog`."""
+"""The command `statelog`, which can also be run as `python -m statelog`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXIT_USAGE = 2
 
 
 def main() -> None:
-    """Run the command line of this process; exit with 2 if its packages are missing."""
+    """Run the command line in this process; exit with 2 if required packages are missing."""
     if sys.argv[1:] == ["--version"]:  # needs none of them
         sys.stdout.write(f"statelog {__version__}\n")
         return

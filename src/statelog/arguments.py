@@ -1,5 +1,5 @@
 """
-Check arguments of public calls; errors say what is expected and what was passed.
+Check the arguments of public calls; errors say what was expected and what was passed.
 
 Each function returns the value in its plain type (a NumPy integer becomes an `int`) or raises the
 error class that the caller passes.  No check converts text or fractions: `"5"` is not 5.
@@ -28,7 +28,7 @@ _SHOWN_CHARACTERS = 80
 
 def given(value: object) -> str:
     """
-    Return the type of *value* for a message, and the value if it cannot be a credential.
+    Describe the type of *value* for a message, and the value unless it may be a credential.
 
     A number, a time and a text such as "5 MB" are shown.  Other texts, mappings, functions and
     objects may contain a password.
@@ -45,7 +45,7 @@ def given(value: object) -> str:
 def refused(
     name: str, expected: str, value: object, error: type[UsageError] = UsageError
 ) -> UsageError:
-    """Return the error for an argument of the wrong type or range."""
+    """Return the error for an argument with a wrong type or outside its range."""
     return error(f"{name} must be {expected}, not {given(value)}", fields=(name,))
 
 
@@ -57,7 +57,7 @@ def whole_number(
     high: int | None = None,
     error: type[UsageError] = UsageError,
 ) -> int:
-    """Return a whole number within [low, high]."""
+    """Check a whole number within [low, high], and return it."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -76,7 +76,7 @@ def number(
     low: float | None = None,
     error: type[UsageError] = UsageError,
 ) -> float:
-    """Return a finite number >= *low*."""
+    """Check a finite number >= *low*, and return it."""
     bound = "" if low is None else f" of at least {low:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise refused(name, f"a finite number{bound}", value, error)
@@ -92,7 +92,7 @@ def seconds(
     low: float | None = None,
     error: type[UsageError] = UsageError,
 ) -> float:
-    """Return a duration >= *low* in seconds, given as a number or as a `timedelta`."""
+    """Convert a duration to seconds >= *low*; it is a number or a `timedelta`."""
     if isinstance(value, dt.timedelta):
         return number(value.total_seconds(), name, low=low, error=error)
     bound = "" if low is None else f" of at least {low:g}"
@@ -103,21 +103,21 @@ def seconds(
 
 
 def switch(value: object, name: str, *, error: type[UsageError] = UsageError) -> bool:
-    """Return a `bool`."""
+    """Check that a value is a `bool`, and return it."""
     if not isinstance(value, bool):
         raise refused(name, "True or False", value, error)
     return value
 
 
 def text(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
-    """Return a `str`."""
+    """Check that a value is a `str`, and return it."""
     if not isinstance(value, str):
         raise refused(name, "text", value, error)
     return value
 
 
 def duration(value: object, name: str, *, error: type[UsageError] = UsageError) -> dt.timedelta:
-    """Return a `timedelta`."""
+    """Check that a value is a `timedelta`, and return it."""
     if not isinstance(value, dt.timedelta):
         expected = "a datetime.timedelta such as timedelta(milliseconds=10)"
         raise refused(name, expected, value, error)
@@ -125,7 +125,7 @@ def duration(value: object, name: str, *, error: type[UsageError] = UsageError) 
 
 
 def path(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
-    """Return a path as text."""
+    """Convert a path to text."""
     if isinstance(value, str):
         return value
     if isinstance(value, os.PathLike) and isinstance(path_text := os.fspath(value), str):
@@ -134,7 +134,7 @@ def path(value: object, name: str, *, error: type[UsageError] = UsageError) -> s
 
 
 def paths(value: object, name: str, *, error: type[UsageError] = UsageError) -> tuple[str, ...]:
-    """Return several paths as text."""
+    """Convert several paths to text."""
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise refused(name, "a sequence of paths", value, error)
     return tuple(path(entry, f"each of {name}", error=error) for entry in value)
@@ -148,14 +148,14 @@ def instance(
     *,
     error: type[UsageError] = UsageError,
 ) -> T:
-    """Return *value* if it is an instance of *kinds*, described by *expected*."""
+    """Check that *value* is an instance of *kinds*, described by *expected*, and return it."""
     if not isinstance(value, kinds):
         raise refused(name, expected, value, error)
     return value
 
 
 def acting(value: T, name: str, methods: Sequence[str], expected: str) -> T:
-    """Return *value* if it has all *methods*; *expected* names their protocol."""
+    """Check that *value* has all *methods* of the protocol *expected*, and return it."""
     missing = [method for method in methods if not callable(getattr(value, method, None))]
     if missing:
         raise UsageError(
@@ -167,7 +167,7 @@ def acting(value: T, name: str, methods: Sequence[str], expected: str) -> T:
 
 
 def folder(value: object, name: str, *, error: type[UsageError] = UsageError) -> str:
-    """Return the name of one folder below a root, or "" for none."""
+    """Check the name of a folder below a root, where "" means no folder, and return it."""
     name_text = text(value, name, error=error)
     if name_text in (".", "..") or any(
         character in "/\\" or not character.isprintable() for character in name_text

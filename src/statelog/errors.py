@@ -1,5 +1,5 @@
 """
-Every error that statelog raises, in one class tree.
+All errors that statelog raises, in one class hierarchy.
 
 A class exists only where a caller would act differently::
 
@@ -55,7 +55,7 @@ def _rebuild(cls: type[BaseException], message: str, facts: dict[str, Fact]) -> 
 
 class StatelogError(Exception):
     """
-    Base of all errors of statelog.
+    The base class of all errors of statelog.
 
     Args:
         message: What went wrong, where, and what to do.
@@ -79,7 +79,7 @@ class StatelogError(Exception):
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """The facts of this error, by name."""
+        """The facts that describe this error, by name."""
         return {name: fact for name, fact in vars(self).items() if hasattr(type(self), name)}
 
     def __str__(self) -> str:
@@ -186,7 +186,7 @@ class ObjectExistsError(StoreError, FileExistsError):
 
 
 class CorruptionError(StatelogError):
-    """Bytes are damaged or torn; never retried, never skipped silently."""
+    """Bytes are damaged or incomplete; this is never retried, and never skipped silently."""
 
     offset: int | None = None
 
@@ -387,12 +387,12 @@ class ProcessorError(StatelogError):
 
 
 class InvariantError(AssertionError):
-    """An internal invariant was violated: a bug, please report it."""
+    """An internal invariant was violated. This is a bug; please report it."""
 
 
 def check(condition: bool, message: str) -> None:
     """
-    Raise `InvariantError` unless *condition* holds; unlike `assert` it is never compiled away.
+    Raise `InvariantError` unless *condition* is true; unlike `assert`, it always runs.
 
     Raises:
         InvariantError: *condition* is false.

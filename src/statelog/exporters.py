@@ -31,7 +31,7 @@ _SECONDS: Final = {"nanoseconds": 1e-9, "milliseconds": 1e-3}
 
 class PrometheusCollector:
     """
-    A collector for a registry of prometheus-client.
+    A collector to register with prometheus-client.
 
     Example:
         prometheus_client.REGISTRY.register(PrometheusCollector(storage.metrics))
@@ -50,11 +50,11 @@ class PrometheusCollector:
         self._labels = _plain_labels(labels)
 
     def describe(self) -> Iterable[object]:
-        """Return nothing: the families are known when they are collected."""
+        """Return nothing, because the metric families are only known when they are collected."""
         return ()
 
     def collect(self) -> Iterator[object]:
-        """Yield one family for each metric that has a value."""
+        """Yield one metric family for each metric that has a value."""
         for name, value in self._metrics.snapshot().items():
             yield self._family(self._metrics.spec(name), value)
 
@@ -82,7 +82,7 @@ def register_opentelemetry(
     metrics: Metrics, meter: Any = None, attributes: Mapping[str, str] | None = None
 ) -> None:
     """
-    Make observable instruments for all metrics.
+    Create observable instruments for all metrics.
 
     Args:
         metrics: What to export.
@@ -114,7 +114,7 @@ def register_opentelemetry(
 
 
 def _plain_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Return escaped labels: a value may be the name of an operator or a location."""
+    """Return labels with escaped values, which can be names of operators or locations."""
     return {name: one_line(str(value)) for name, value in (labels or {}).items()}
 
 

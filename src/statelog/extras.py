@@ -1,5 +1,5 @@
 """
-The optional packages, and the extra that installs each.
+The optional packages, and the extra that installs each of them.
 
 A feature asks for its packages before it imports them, so that its error names the command to run.
 """
@@ -42,7 +42,7 @@ SPARK_VERSIONS: Final = ((3, 5), (4, 0), (4, 1), (4, 2), (4, 3))
 
 
 def require(feature: str, extra: str, *modules: str) -> None:
-    """Check that modules of an extra can be imported, without importing them."""
+    """Check that the modules of an extra can be imported, without importing them."""
     missing = [module for module in modules if not _is_installed(module)]
     if missing:
         raise missing_error(feature, extra, *missing)
@@ -57,7 +57,7 @@ def load(feature: str, extra: str, module: str) -> ModuleType:
 
 
 def missing_error(feature: str, extra: str, *modules: str) -> RequirementError:
-    """Return the error for modules that are not installed."""
+    """Return the error for missing modules."""
     packages = [_package(extra, module) for module in modules]
     be = "is" if len(packages) == 1 else "are"
     return RequirementError(
@@ -70,7 +70,7 @@ def missing_error(feature: str, extra: str, *modules: str) -> RequirementError:
 
 def require_spark(feature: str) -> None:
     """
-    Check that PySpark is installed in a version that statelog can run on.
+    Check that a version of PySpark is installed that statelog supports.
 
     A version newer than the tested ones is accepted.
     """

@@ -1,5 +1,5 @@
 """
-The public names of a package, which are imported from their modules at their first use.
+The public names of a package, imported from their modules when they are first used.
 
 `__init__.pyi` next to the package has the imports: type checkers read it, and so does this module.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 def public_names(
     package: str, unknown: Callable[[str], Exception] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package."""
+    """Return `__getattr__`, `__dir__` and `__all__` for a package."""
     homes = _imports_of(package)
 
     def of_package(name: str) -> object:
@@ -39,7 +39,7 @@ def public_names(
 
 
 def _imports_of(package: str) -> dict[str, tuple[str, str]]:
-    """Return (module, name there) by public name."""
+    """Return, for each public name, its module and its name there."""
     stub = pkgutil.get_data(package, "__init__.pyi")
     homes: dict[str, tuple[str, str]] = {}
     for node in ast.parse(stub or b"").body:

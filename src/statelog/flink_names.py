@@ -1,5 +1,5 @@
 """
-Map Flink's names to statelog's, for errors about unknown names and wrong calls.
+Map Flink's names to statelog's, for errors about unknown names and incorrect calls.
 
 Most follow from two rules: Java's `camelCase` is `snake_case` here, and a getter is an attribute
 without `get_`.  The tables hold the others.  No class refers to this module: `explain_names` adds
@@ -196,7 +196,7 @@ T = TypeVar("T")
 
 
 def spelled_here(kind: type, name: str, arguments: Iterable[str] = ()) -> str | None:
-    """Return statelog's name for Flink's member or argument *name*; None if unknown."""
+    """Return statelog's name for a member or argument that Flink calls *name*, or None."""
     snake = _HUMP.sub(r"_\1", name).lower().strip("_")
     plain = snake.removeprefix("get_")
     for base in kind.__mro__:
@@ -223,13 +223,13 @@ def spelled_here(kind: type, name: str, arguments: Iterable[str] = ()) -> str | 
 
 
 def _home(kind: type) -> type:
-    """Return the class that defines *kind*'s members and receives Flink's names."""
+    """Return the class in which the members of *kind* are defined and Flink's names are added."""
     # The attributes of a protocol are what its objects must have, so they are added to its class.
     return type(kind) if getattr(kind, "_is_protocol", False) else kind
 
 
 def _members(kind: type) -> dict[str, str]:
-    """Return the members of a class, and for each whether it is an attribute or a method."""
+    """Return the members of a class, and whether each is an attribute or a method."""
     members: dict[str, str] = {}
     for base in {*kind.__mro__[:-1], _home(kind)}:
         members |= dict.fromkeys(vars(base).get("__annotations__", ()), "attribute")
@@ -248,7 +248,7 @@ def _arguments(kind: type) -> Iterable[str]:
 
 class _FlinkName:
     """
-    A Flink name that a class spells differently; reading it raises an error with the right name.
+    A Flink name that is spelled differently here; reading it raises an error with our name.
 
     A `__getattr__` would need no list of names, but Python reads every attribute of such a class
     without its cache, which costs an append a fifth of its time.
@@ -281,7 +281,7 @@ def _spellings(member: str) -> Iterator[str]:
 
 
 def _add_names(kind: type) -> None:
-    """Add Flink's member names to a class; `dir` of an object does not list them."""
+    """Add Flink's member names to a class; `dir` of an instance does not list them."""
     home = _home(kind)
     members = _members(kind)
     here = {*members, *_arguments(kind)}
@@ -314,7 +314,7 @@ def _plain_dir(owner: T, listed: Callable[[T], Iterable[str]]) -> list[str]:
 
 
 def _explained(kind: type, call: str, function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap *function* so that its error for wrong arguments says what to write."""
+    """Wrap *function* so that the error for wrong arguments shows the correct call."""
 
     @functools.wraps(function)
     def explaining(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -335,7 +335,7 @@ def _explained(kind: type, call: str, function: Callable[P, T]) -> Callable[P, T
 
 
 def _form(kind: type, call: str, parameters: Collection[str], keywords: Iterable[str]) -> str:
-    """Return what to write instead of a Flink call."""
+    """Return what to write in place of a Flink call."""
     names = ", ".join(name for name in parameters if name not in ("self", "cls"))
     hints = [
         f"; {keyword} is {text}"
@@ -347,7 +347,7 @@ def _form(kind: type, call: str, parameters: Collection[str], keywords: Iterable
 
 
 def _explain_call(kind: type, call: str) -> None:
-    """Make errors from calling a class, or one of its methods, say what to write."""
+    """Make errors from calling a class or one of its methods show the correct call."""
     name = call.partition(".")[2]
     if not name and getattr(kind, "_is_protocol", False):
         _explain_protocol(kind, call)
@@ -374,7 +374,7 @@ def _explain_protocol(kind: type, call: str) -> None:
 
 
 def _explain_attribute(kind: type, name: str) -> None:
-    """Make an attribute that Flink calls as a method explain that it takes no parentheses."""
+    """Make an attribute that is a method in Flink explain that it must not be called."""
     getter = vars(kind)[name].fget
 
     def read(owner: object) -> object:
@@ -397,7 +397,7 @@ def _is_called(frame: FrameType) -> bool:
 
 
 def explain_names(classes: Iterable[object]) -> None:
-    """Extend the errors of *classes* with hints about Flink's members and calls."""
+    """Add hints about Flink's members and calls to the errors of *classes*."""
     by_name = {kind.__name__: kind for kind in classes if isinstance(kind, type)}
     for kind in by_name.values():
         # The class of most protocols is one of Python, which they share.

@@ -12,10 +12,10 @@ LOGGERS: Final = ("statelog", "statelog.spark")
 
 
 class PlainRecords(logging.Filter):
-    """Makes one line of each argument of a record; the message is statelog's."""
+    """Turns each argument of a log record into one line; the message itself is statelog's."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Escape the arguments; every record passes."""
+        """Escape the arguments of a record, without filtering out any record."""
         if isinstance(record.args, tuple):
             record.args = tuple(map(_plain, record.args))
         return True
@@ -25,7 +25,7 @@ _PLAIN_RECORDS: Final = PlainRecords()
 
 
 def escape_records() -> None:
-    """Make statelog's loggers escape their arguments; repeated calls have no effect."""
+    """Make statelog's loggers escape their arguments; further calls do nothing."""
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_PLAIN_RECORDS)
 
@@ -37,7 +37,7 @@ def _plain(argument: object) -> object:
 
 
 class _Line:
-    """An argument as one line of text, escaped when the record is formatted."""
+    """An argument as one line of text, which is escaped when the record is formatted."""
 
     def __init__(self, argument: object) -> None:
         self._argument = argument

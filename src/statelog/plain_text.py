@@ -1,5 +1,5 @@
 """
-Escape control characters before a text is shown on a terminal, in a log or to a reader.
+Escape control characters before text is shown on a terminal, in a log or to a reader.
 
 Names of variables, columns, operators, tags and objects come from storage, and others may have
 written them.  A name with an escape sequence rewrites a terminal, one with a line break adds a line
@@ -21,19 +21,19 @@ _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]+")
 
 
 def one_line(text: str) -> str:
-    """Return *text* as one line, with all unprintable characters escaped."""
+    """Convert *text* to a single line, with all unprintable characters escaped."""
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def plain_text(text: str) -> str:
-    """Escape *text* like `one_line`, but keep its line breaks and tabs."""
+    """Escape *text* like `one_line`, but keep line breaks and tabs."""
     if text.isprintable():
         return text
     return "".join(character if character in _LAYOUT else _escape(character) for character in text)
 
 
 def plain_json(text: str) -> str:
-    """Replace unprintable characters in JSON by JSON escapes; the value stays the same."""
+    """Replace unprintable characters in JSON with JSON escapes, which keeps the value equal."""
     return _NOT_ASCII.sub(_json_escapes, text)
 
 
@@ -53,7 +53,7 @@ def _escape(character: str) -> str:
 
 
 def facts_as_html(title: str, facts: Mapping[str, object]) -> str:
-    """Return a title and named facts as an HTML table; all texts are escaped."""
+    """Format a title and named facts as an HTML table, with all text escaped."""
     rows = "".join(
         f"<tr><th style='text-align:left'>{_escaped(name)}</th>"
         f"<td style='text-align:left'>{_escaped(value)}</td></tr>"

@@ -1,5 +1,5 @@
 """
-Hide secrets in URLs and settings before a text is shown.
+Hide secrets in URLs and settings before text is shown.
 
 Users write credentials into URLs: `s3://key:secret@bucket`, `sftp://user:password@host`, a query
 string with a signed token; and into settings: `host=example password=secret`, `{'token':
@@ -58,7 +58,7 @@ def redacted(text: str) -> str:
 
 def without_secrets(error: BaseException) -> BaseException:
     """
-    Return *error*, or an error of the same class without the secrets in its text.
+    Return *error*, or an error of the same class with the secrets removed from its text.
 
     For the cause of another error, which a traceback prints too.
     """
@@ -83,7 +83,7 @@ def _shown(match: re.Match[str]) -> str:
 
 
 def _without_user(scheme: str, rest: str) -> str:
-    """Return the part after the slashes, without the user or key and the password."""
+    """Return the part of a URL after the slashes, without user or key and password."""
     host, _, _ = rest.partition("/")
     if "@" in host:
         user = host.rpartition("@")[0]

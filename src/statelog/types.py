@@ -1,4 +1,4 @@
-"""Types that calls of `statelog` take or return, for annotations."""
+"""Types that statelog's functions accept or return, for annotations."""
 
 from statelog.extensions.broadcasts.stored import BroadcastVersion
 from statelog.extensions.operations.copy_location import CopyProgress, CopyReport

@@ -1,4 +1,4 @@
-"""`statelog changelog`: the changes in a changelog file, of statelog or of Flink."""
+"""`statelog changelog`: print the changes in a changelog file of statelog or Flink."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VALUE_BYTES = 64
 
 
 class ValueForm(enum.Enum):
-    """How to print a value."""
+    """How to print the value of a change."""
 
     TEXT = "text"
     HEX = "hex"
@@ -60,7 +60,7 @@ def changelog(
     as_json: options.Json = False,
 ) -> None:
     """
-    Print the changes in a changelog file or in a checkpoint, one per line, with sizes and digests.
+    Print the changes in a changelog file or checkpoint, one per line, with sizes and digests.
 
     Columns: the offset of the change set, the key group, the size of the value in bytes, and its
     SHA-256; --values adds the encoded value.  Key group -1 contains metadata, which every reader
@@ -97,7 +97,7 @@ def changelog(
 
 
 def _claim_in(segment: Segment) -> ClaimRecord | None:
-    """Return the claim in a file; None if it is a checkpoint or a changelog file."""
+    """Return the claim in a file, or None if it is a checkpoint or a changelog file."""
     record = None if segment.trailer is None else segment.trailer.sections.get(CHECKPOINT_TAG)
     if record is None:
         return None
@@ -121,7 +121,7 @@ def _show_claim(claim: ClaimRecord, as_json: bool) -> None:
 def _row(
     start: int, change: StateChange, values: ValueForm | None, value_bytes: int
 ) -> dict[str, int | str]:
-    """Return one change as a JSON object."""
+    """Convert a change to a JSON object."""
     size = len(change.value)
     row: dict[str, int | str] = {
         "change_set": start,
@@ -137,7 +137,7 @@ def _row(
 
 
 def _line(row: dict[str, int | str]) -> str:
-    """Return one change as a line of text."""
+    """Format a change as a line of text."""
     line = f"{row['change_set']:>12} {row['key_group']:>9} {row['size']:>10}  {row['sha256']}"
     if "value" not in row:
         return line
@@ -146,18 +146,18 @@ def _line(row: dict[str, int | str]) -> str:
 
 
 def _for_terminal(line: str) -> str:
-    """Escape the characters of a line that standard output cannot encode."""
+    """Escape the characters in a line that standard output cannot encode."""
     encoding = sys.stdout.encoding or "utf-8"
     return line.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _text(value: bytes) -> str:
-    """Return UTF-8 as one line of text, with backslash escapes."""
+    """Decode UTF-8 to a single line of text, with backslash escapes."""
     return one_line(value.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace"))
 
 
 def _checked(segment: Segment, offsets: Sequence[int]) -> Sequence[int]:
-    """Return the offsets if a change set begins at each of them; raise `UsageError` otherwise."""
+    """Check that a change set begins at each of the offsets, and return them."""
     set_offsets = segment.set_offsets()
     for offset in offsets:
         if offset not in set_offsets:

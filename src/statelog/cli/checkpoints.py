@@ -1,5 +1,5 @@
 """
-`statelog checkpoints`: the checkpoints of a location, and which of them can be restored.
+`statelog checkpoints`: list a location's checkpoints, and which of them can be restored.
 
 The verb gc deletes the objects that no retained checkpoint needs; audit shows who changed a
 location, when, how, and from which host.
@@ -141,7 +141,7 @@ def _row(summary: CheckpointSummary) -> dict[str, str | Text]:
 
 
 def _properties(summary: CheckpointSummary) -> str:
-    """Return a micro-batch's numbers, or all plain properties if there are none."""
+    """Return the figures of a micro-batch, or all plain properties if there are none."""
     stored = summary.properties
     figures = summary.properties.get(FIGURES_PROPERTY)
     stored = {**stored, **figures} if isinstance(figures, Mapping) else stored

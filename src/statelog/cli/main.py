@@ -110,7 +110,7 @@ def _options(
 
 
 def _with_verbs(names: Sequence[str]) -> typer.Typer:
-    """Return the command line with some of the verbs."""
+    """Return the command line with only some of the verbs."""
     program = typer.Typer(
         name="statelog",
         help="Inspect, change and verify durable streaming state.",
@@ -138,7 +138,7 @@ def _verb(name: str) -> Verb:
 
 
 def _help(name: str) -> tuple[str, ...]:
-    """Return the help text of a verb, one line for each paragraph, and its examples."""
+    """Return the help text of a verb, with one line per paragraph, and its examples."""
     text, _, examples = (inspect.getdoc(_verb(name)) or "").partition("\n\nExamples:\n")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     return ("\n\n".join(paragraphs), *(line.strip() for line in examples.splitlines()))
@@ -152,7 +152,7 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one call and return its exit status; None takes the arguments of this process."""
+    """Run one command and return its exit status; None means the arguments of this process."""
     words = sys.argv[1:] if arguments is None else arguments
     # The modules of the other verbs take longer to import than most verbs take to run.
     names = words[:1] if words and words[0] in _VERBS else tuple(_VERBS)
@@ -187,7 +187,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _broken_pipe() -> int:
-    """Redirect standard output, so that the interpreter reports no error at exit."""
+    """Redirect standard output so that the interpreter does not report an error at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.close(nothing)

@@ -1,4 +1,4 @@
-"""The arguments and options that several verbs share."""
+"""The arguments and options that are common to several verbs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ Verb = Callable[..., bool | None]
 
 
 def command_of(verb: Verb, *, reads_location: bool = True) -> Callable[..., None]:
-    """Return a verb's parser callback, with `--parent` if the verb reads a location."""
+    """Return the parser callback of a verb, with `--parent` if the verb reads a location."""
 
     @functools.wraps(verb)
     def command(*arguments: object, parent: Sequence[str] | None = None, **options: object) -> None:
@@ -113,7 +113,7 @@ def command_of(verb: Verb, *, reads_location: bool = True) -> Callable[..., None
 
 @contextmanager
 def _environment(parents: Sequence[str]) -> Iterator[None]:
-    """Add *parents* to the environment variable that all readers in this call use."""
+    """Add *parents* to the environment variable that all readers in this process use."""
     before = os.environ.get(ENVIRONMENT)
     if parents:
         os.environ[ENVIRONMENT] = ",".join((*parents, *filter(None, [before])))

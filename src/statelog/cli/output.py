@@ -50,15 +50,15 @@ _DURATION: Final = Kind(
 
 
 class PlainConsole(Console):
-    """A rich console that prints one line of escaped text per call, without markup."""
+    """A rich console that prints one line of escaped text per call and ignores markup."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print text, or a `PlainTable`."""
+        """Print a text or a `PlainTable`."""
         super().print(*map(_plain, objects), **options)
 
 
 class PlainTable(Table):
-    """A rich table whose cells are escaped text without markup."""
+    """A rich table whose cells contain escaped text without markup."""
 
     def add_column(self, header: Any = "", *arguments: Any, **options: Any) -> None:
         """Add a column."""
@@ -70,7 +70,7 @@ class PlainTable(Table):
 
 
 def _plain(content: Any) -> Any:
-    """Return text as the console prints it, and other values unchanged."""
+    """Escape text in the way the console prints it; return other values unchanged."""
     if isinstance(content, str):
         return Text(one_line(content))
     if not isinstance(content, Text) or content.plain.isprintable():
@@ -91,7 +91,7 @@ def _plain(content: Any) -> Any:
 
 
 class PipeConsole(PlainConsole):
-    """A console that raises a broken pipe to the caller."""
+    """A console that raises an error to the caller when a pipe is broken."""
 
     def on_broken_pipe(self) -> None:
         """Raise the broken pipe."""
@@ -99,13 +99,13 @@ class PipeConsole(PlainConsole):
 
 
 def console() -> PipeConsole:
-    """Return a console on standard output, with 160 columns if that is not a terminal."""
+    """Return a console for standard output, 160 columns wide if that is not a terminal."""
     width = None if sys.stdout.isatty() else 160
     return PipeConsole(highlight=False, width=width)
 
 
 def say(*parts: str | tuple[str, str] | Text) -> None:
-    """Print one line; each part is text, or text with a style."""
+    """Print a line from parts; each part is either text or a pair of text and style."""
     console().print(Text.assemble(*parts), soft_wrap=True)
 
 
@@ -118,7 +118,7 @@ def print_table(
     cut: str = "",
 ) -> None:
     """
-    Print a table; columns with *numbers* are aligned to the right.
+    Print a table; the columns in *numbers* are right-aligned.
 
     The *whole* columns are not wrapped.  The column *cut* is shortened if the terminal is too
     narrow.
@@ -181,7 +181,7 @@ def say_dry_run(*, stop_query: bool = False) -> None:
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
     """
-    Show the command's progress on standard error; yield a function that updates it.
+    Show a command's progress on standard error; yield a function that updates it.
 
     Nothing is shown if standard error is not a terminal.
     """
@@ -193,7 +193,7 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def print_error(message: str) -> None:
-    """Print an error on standard error; its second and later lines are indented."""
+    """Print an error on standard error, indenting its second and later lines."""
     first, *more = message.split("\n")
     note(Text.assemble(("statelog: ", "bold red"), first))
     for line in more:  # a line after a line break in a stored name must not look like a message
@@ -211,7 +211,7 @@ def print_json(value: Mapping[str, object]) -> None:
 
 
 def json_of(value: object) -> str:
-    """Return JSON of a value, with NaN and infinite numbers as text."""
+    """Format a value as JSON; NaN and infinite numbers become text."""
     return msgspec.json.encode(_with_finite_numbers(value)).decode()
 
 
@@ -228,7 +228,7 @@ def _with_finite_numbers(value: object) -> object:
 
 
 def open_location(location: str) -> LocationStore:
-    """Open a state location that must exist, or the one in a checkpointLocation."""
+    """Open an existing state location, or the one in a checkpointLocation."""
     store = open_state(location)
     if not is_state(store):
         raise UsageError(
@@ -239,7 +239,7 @@ def open_location(location: str) -> LocationStore:
 
 
 def open_file(file: str) -> tuple[ObjectStore, str]:
-    """Return a file's store and its name in that store."""
+    """Return the store that contains a file, and the file's name in that store."""
     url = normalize_url(file)
     folder, _, name = url.rpartition("/")
     if not name or folder.endswith("/"):
@@ -252,7 +252,7 @@ def open_file(file: str) -> tuple[ObjectStore, str]:
 
 
 def open_existing(location: str, shown: str = "") -> ObjectStore:
-    """Open a store whose folder must exist."""
+    """Open a store whose folder must already exist."""
     # The client would create the directory, and a misspelt location would appear empty.
     return open_existing_store(location, shown=shown)
 
@@ -273,12 +273,12 @@ def write_text(file: Path, text: str, location: str) -> None:
 
 
 def parse_duration(text: str, name: str = "the duration") -> dt.timedelta:
-    """Return the duration in *text*: a number and a unit, seconds by default."""
+    """Parse a duration: a number and a unit, which is seconds by default."""
     return _DURATION.parse(text, name)
 
 
 def utc(milliseconds: int | None) -> str:
-    """Format a time: "" for None, and the number if `datetime` cannot represent it."""
+    """Format a time; None becomes "", and a time that `datetime` lacks stays a number."""
     if milliseconds is None:
         return ""
     moment = utc_time(milliseconds)
@@ -286,7 +286,7 @@ def utc(milliseconds: int | None) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Format a size."""
+    """Format a size with a unit."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -296,5 +296,5 @@ def size_text(size_bytes: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return "1 object" or "2 objects"."""
+    """Format a count with its noun, such as "1 object" or "2 objects"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

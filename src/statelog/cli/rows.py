@@ -1,4 +1,4 @@
-"""Print rows of state and tables as text or JSON, or write them to a Parquet file."""
+"""Print the rows of state and tables as text or JSON, or write them to a Parquet file."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Row = Mapping[str, object]
 
 
 def open_state(location: str, operator: str | None) -> LocationReader:
-    """Open an existing location to read its state."""
+    """Open an existing location in order to read its state."""
     return LocationReader(open_location(location), operator=operator)
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """Yield rows as mappings."""
+    """Yield rows as mappings from column names to values."""
     for batch in batches:
         yield from _python_rows(batch)
 
@@ -52,7 +52,7 @@ def show_rows(
     extra: Row | None = None,
 ) -> None:
     """
-    Print rows as a table, or as JSON with the *extra* columns.
+    Print rows as a table, or as JSON including the *extra* columns.
 
     A *limit* of 0 prints all rows; None prints all as JSON, and the first 20 in a table.
     """
@@ -88,7 +88,7 @@ def show_or_write(table: pa.Table, to: Path | None, *, limit: int | None, as_jso
 
 
 def write_parquet(file: Path, table: pa.Table) -> None:
-    """Write a table to a new file; raises `UsageError` if it exists or cannot be written."""
+    """Write a table to a new file; raises `UsageError` if the file exists or cannot be written."""
     try:
         with file.open("xb") as sink:
             pq.write_table(table, sink)
@@ -97,14 +97,14 @@ def write_parquet(file: Path, table: pa.Table) -> None:
 
 
 def report_unreadable(unreadable: Sequence[UnreadableAttachment]) -> bool:
-    """Print the recordings that were skipped; return whether there are any."""
+    """Print which recordings were skipped, and return whether there were any."""
     for recording in unreadable:
         print_error(f"the recording {recording.path} was skipped: {recording.problem}")
     return bool(unreadable)
 
 
 def _python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """Return rows as Python values; raises `CorruptionError` for a time outside Python's range."""
+    """Convert rows to Python values; raises `CorruptionError` for a time that Python lacks."""
     try:
         return python_rows(rows)
     except pa.ArrowInvalid as error:
@@ -114,7 +114,7 @@ def _python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def _cell(value: object) -> str:
-    """Return a value in readable form; nested values become JSON."""
+    """Format a value so that people can read it; nested values become JSON."""
     if value is None:
         return ""
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""`statelog demo`: a streaming job that is killed and restarted, and its exact result."""
+"""`statelog demo`: kills and restarts a streaming job, and checks that its result is exact."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def demo(
 
 
 class _Show:
-    """Prints a demonstration, one line for each micro-batch, and collects its JSON."""
+    """Prints a demonstration, with one line per micro-batch, and collects its JSON."""
 
     def __init__(self, screen: Console, status: Status, batches: int) -> None:
         self._screen = screen
@@ -113,7 +113,7 @@ class _Show:
         self.result: JsonObject = {}
 
     def __call__(self, message: JsonObject) -> None:
-        """Print one message of the demonstration."""
+        """Print a message from the demonstration."""
         match message:
             case {"event": "starting", "run": run, "tasks": tasks}:
                 self._run = run

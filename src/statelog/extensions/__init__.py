@@ -1,5 +1,5 @@
 """
-Features: each is one self-contained folder, and the engine does not know any of them.
+Features: each one is a self-contained folder, and the engine does not name any of them.
 
 A feature is imported at its first use, through a table of the engine: a face through
 `statelog.spark.query.face`, what takes part in micro-batches through

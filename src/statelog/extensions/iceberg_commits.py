@@ -1,4 +1,4 @@
-"""Extend PyIceberg's commits beyond its public calls, for sinks and published tables."""
+"""Extend PyIceberg's commits beyond its public API, for sinks and published tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def keep_files_of_failed_commits(commit: Transaction) -> None:
     """
-    Make PyIceberg keep the files of each attempt of *commit*.
+    Make PyIceberg keep the files of every attempt at *commit*.
 
     PyIceberg deletes the files of an attempt that it takes for failed.  The answer may have been
     lost, or the catalog may have stored the commit later: then the files are live.

@@ -1,1 +1,1 @@
-"""Convert bytes to values and back, with pure functions and without files."""
+"""Convert between bytes and values with pure functions, without accessing files."""

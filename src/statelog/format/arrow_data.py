@@ -1,5 +1,5 @@
 """
-Check Arrow and Parquet data from storage before use.
+Check Arrow and Parquet data from storage before it is used.
 
 A forged Arrow message can declare buffers that end beyond its bytes, offsets that point outside of
 their buffer, and compressed buffers of any size.  Arrow checks them on request only.  So the
@@ -38,7 +38,7 @@ _ROW_BYTES_MIN: Final = 4
 
 
 def read_stream_table(data: Buffer) -> pa.Table:
-    """Return the table of an Arrow IPC stream, validated."""
+    """Read and validate the table in an Arrow IPC stream."""
     buffer = pa.py_buffer(data)
     declared = rows = 0
     try:
@@ -60,7 +60,7 @@ def read_stream_table(data: Buffer) -> pa.Table:
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:
-    """Raise `pa.ArrowInvalid` if the name of a field, also a nested one, is not UTF-8."""
+    """Raise `pa.ArrowInvalid` if the name of a field or a nested field is not UTF-8."""
     try:
         waiting = list(fields)
         while waiting:
@@ -72,14 +72,14 @@ def check_names(fields: Iterable[pa.Field]) -> None:
 
 
 def write_stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:
-    """Return batches as an Arrow IPC stream, compressed if `read_stream_table` accepts that."""
+    """Write batches as an Arrow IPC stream, compressed if `read_stream_table` accepts that."""
     data = _stream(batches, schema, "zstd")
     fits = sum(batch.nbytes for batch in batches) <= largest_arrow_expansion(len(data)) // 2
     return data if fits else _stream(batches, schema, None)
 
 
 def to_stream(table: pa.Table) -> bytes:
-    """Return a table as an uncompressed Arrow IPC stream."""
+    """Write a table as an uncompressed Arrow IPC stream."""
     return _stream(table.to_batches(), table.schema, None)
 
 
@@ -103,7 +103,7 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the record batch of one uncompressed Arrow message, validated."""
+    """Read and validate the record batch in an uncompressed Arrow message."""
     try:
         rows = _plain_rows(memoryview(data))
     except struct.error as error:
@@ -117,7 +117,7 @@ def read_batch(data: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def open_parquet(data: Buffer) -> pq.ParquetFile:
-    """Return a Parquet file whose declared sizes fit its length."""
+    """Open a Parquet file, checking that the sizes it declares fit its length."""
     buffer = pa.py_buffer(data)
     try:
         file = pq.ParquetFile(pa.BufferReader(buffer))
@@ -145,7 +145,7 @@ def _check(declared: int, rows: int, stored: int) -> None:
 
 def _plain_rows(data: memoryview) -> int:
     """
-    Return the number of rows in a message with an uncompressed record batch.
+    Return the number of rows in a message that contains an uncompressed record batch.
 
     For each change of a log.
     """
@@ -160,7 +160,7 @@ def _plain_rows(data: memoryview) -> int:
 
 
 def _declared(message: pa.ipc.Message) -> tuple[int, int]:
-    """Return the uncompressed bytes and the rows that a message declares."""
+    """Return the number of uncompressed bytes and of rows that a message declares."""
     if message.type not in ("record batch", "dictionary"):
         return 0, 0
     data = memoryview(message.metadata)
@@ -177,7 +177,7 @@ def _declared(message: pa.ipc.Message) -> tuple[int, int]:
 
 
 def _uncompressed(data: memoryview, batch: int, body: memoryview) -> int:
-    """Return the sum of the length prefixes of compressed buffers."""
+    """Return the sum of the uncompressed lengths that prefix compressed buffers."""
     field = _field(data, batch, _BUFFERS)
     if not field:
         return 0
@@ -197,7 +197,7 @@ def _uncompressed(data: memoryview, batch: int, body: memoryview) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Return the position of a field in a flatbuffers table; 0 if it is missing."""
+    """Return the position of a field in a flatbuffers table, or 0 if it is missing."""
     layout = table - _I32.unpack_from(data, table)[0]
     if layout < 0 or 4 + 2 * number >= _U16.unpack_from(data, layout)[0]:
         return 0
@@ -206,7 +206,7 @@ def _field(data: memoryview, table: int, number: int) -> int:
 
 
 def _table(data: memoryview, table: int, number: int) -> int:
-    """Return the position of the table in a field; 0 if it is missing."""
+    """Return the position of the table that a field refers to, or 0 if it is missing."""
     field = _field(data, table, number)
     place: int = field + _U32.unpack_from(data, field)[0] if field else 0
     return place

@@ -1,5 +1,5 @@
 """
-Combine arrays within the limit of Arrow's 32-bit offsets.
+Combine arrays without exceeding the limit of Arrow's 32-bit offsets.
 
 Texts, binary data, lists and maps are found by 32-bit offsets, so that one array holds at most 2
 GiB of them.  Beyond that Arrow returns several chunks, or fails without the name of the data.  What
@@ -24,7 +24,7 @@ ARRAY_BYTES: Final = 2**31 - 1
 
 
 def one_array(column: pa.Array | pa.ChunkedArray, what: str = "") -> pa.Array:
-    """Return a column as one array; copy it only if it has several chunks."""
+    """Return a column as a single array; copy it only if it has several chunks."""
     if isinstance(column, pa.Array):
         return _checked(column, what)
     if column.num_chunks == 1:
@@ -35,7 +35,7 @@ def one_array(column: pa.Array | pa.ChunkedArray, what: str = "") -> pa.Array:
 
 
 def joined_arrays(arrays: Sequence[pa.Array], what: str = "") -> pa.Array:
-    """Combine arrays of one type into one array; see `one_array`."""
+    """Combine arrays of the same type into a single array; see `one_array`."""
     if len(arrays) == 1:
         return _checked(arrays[0], what)
     try:
@@ -48,7 +48,7 @@ def joined_arrays(arrays: Sequence[pa.Array], what: str = "") -> pa.Array:
 
 
 def one_batch(table: pa.Table, what: str = "") -> pa.RecordBatch:
-    """Convert a table to one batch."""
+    """Convert a table to a single batch."""
     try:
         batches = table.combine_chunks().to_batches()
     except pa.ArrowInvalid as error:
@@ -65,7 +65,7 @@ def one_batch(table: pa.Table, what: str = "") -> pa.RecordBatch:
 
 
 def take_rows(array: pa.Array, rows: pa.Array, what: str = "") -> pa.Array:
-    """Return rows of an array, with possible repeats; see `one_array`."""
+    """Return the given rows of an array, possibly with repetitions; see `one_array`."""
     try:
         return _checked(array.take(rows), what)
     except pa.ArrowInvalid as error:  # a row that is missing is an `ArrowIndexError`
@@ -73,7 +73,7 @@ def take_rows(array: pa.Array, rows: pa.Array, what: str = "") -> pa.Array:
 
 
 def joined_batches(batches: Iterable[pa.RecordBatch], what: str = "") -> pa.RecordBatch:
-    """Combine batches with one schema into one batch; see `one_batch`."""
+    """Combine batches with the same schema into a single batch; see `one_batch`."""
     return one_batch(pa.Table.from_batches(batches), what)
 
 
@@ -101,7 +101,7 @@ def batches_of(table: pa.Table) -> list[pa.RecordBatch]:
 
 def rows_of(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
     """
-    Return rows of a table by number, in this order.
+    Return the rows of a table with the given numbers, in that order.
 
     Several chunks if one array cannot hold a column.
     """
@@ -128,13 +128,13 @@ def rows_of(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
 
 
 def check_size(size_bytes: int, what: str) -> None:
-    """Raise `CapacityError` if one value of this size does not fit into an array."""
+    """Raise `CapacityError` if a single value of this size does not fit into an array."""
     if size_bytes > ARRAY_BYTES:
         raise capacity_error(what)
 
 
 def capacity_error(what: str) -> CapacityError:
-    """Return the error for a task's data that exceeds one array."""
+    """Return the error for task data that does not fit into one array."""
     gib = ARRAY_BYTES / 2**30
     return CapacityError(
         f"{what or 'a column'}: one task has more than {gib:.3g} GiB, which is the most that one Arrow array "
@@ -151,19 +151,19 @@ def _checked(array: pa.Array, what: str) -> pa.Array:
 
 
 def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch without arrays that are slices of longer arrays."""
+    """Return a batch in which arrays that were slices of longer arrays are copied."""
     columns = [pa.concat_arrays([column]) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _large_column(table: pa.Table) -> str:
-    """Return the name of a column that exceeds one array, or ""."""
+    """Return the name of a column that does not fit into one array, or ""."""
     names = zip(table.schema.names, table.columns, strict=True)
     return next((name for name, column in names if _widest(column.chunks) > ARRAY_BYTES), "")
 
 
 def _widest(arrays: Sequence[pa.Array]) -> int:
-    """Return the largest 32-bit offset that these arrays would need together."""
+    """Return the largest 32-bit offset that a combination of these arrays would need."""
     kind = arrays[0].type if arrays else pa.null()
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return sum(map(value_bytes, arrays))
@@ -186,7 +186,7 @@ def _widest(arrays: Sequence[pa.Array]) -> int:
 
 
 def _bounds(maps: pa.MapArray) -> tuple[int, int]:
-    """Return the start and the end of maps' entries."""
+    """Return the start and end of the entries of maps."""
     if not len(maps):
         return 0, 0
     offsets = maps.offsets

@@ -29,7 +29,7 @@ def pieces_of(content: Buffers) -> Sequence[Buffer]:
 
 
 def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
-    """Return the CRC-32C over *buffers* in sequence, continuing from *initial*."""
+    """Return the CRC-32C of consecutive *buffers*, continuing from *initial*."""
     crc = initial
     for buffer in buffers:
         crc = google_crc32c.extend(crc, buffer if isinstance(buffer, bytes) else np.asarray(buffer))
@@ -37,7 +37,7 @@ def checksum(buffers: Sequence[Buffer], initial: int = 0) -> int:
 
 
 def same_content(stored: Buffer, content: Buffers) -> bool:
-    """Return whether *stored* is *content*, byte by byte."""
+    """Return whether *stored* and *content* are equal, byte by byte."""
     rest = memoryview(stored).cast("B")
     for piece in pieces_of(content):
         if rest[: len(piece)] != piece:
@@ -92,23 +92,23 @@ _PIECE: Final = 1 << 20
 
 
 def largest_expansion(stored: int) -> int:
-    """Return how many bytes an object of *stored* bytes may contain when uncompressed."""
+    """Return how many bytes an object of *stored* bytes may expand to."""
     return max(ALWAYS_ALLOWED, stored * EXPANSION_MAX)
 
 
 def largest_arrow_expansion(stored: int) -> int:
-    """Return how many bytes the columns in *stored* bytes may take when uncompressed."""
+    """Return how many bytes the columns in *stored* bytes may expand to."""
     return max(ARROW_ALWAYS_ALLOWED, stored * ARROW_EXPANSION_MAX)
 
 
 def compress_zstd(raw: bytes, level: int | None = None) -> bytes | None:
-    """Compress *raw*; None if readers would reject it because it expands too much."""
+    """Compress *raw*, or return None if readers would reject how much it expands."""
     body = bytes(pa.Codec("zstd", compression_level=level).compress(raw, asbytes=True))
     return body if len(raw) <= largest_expansion(len(body)) else None
 
 
 def decompress_zstd(body: Buffer, length: int) -> bytes:
-    """Decompress *length* bytes, plus one if present; bounded against forged lengths."""
+    """Decompress *length* bytes, and one more if present; safe against forged lengths."""
     pieces: list[bytes] = []
     remaining = length + 1
     with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
@@ -119,7 +119,7 @@ def decompress_zstd(body: Buffer, length: int) -> bytes:
 
 
 def decode_json(data: Buffer | str, decoder: msgspec.json.Decoder[T]) -> T:
-    """Return the value of a JSON text within `JSON_VALUES_MAX`."""
+    """Decode JSON text that has at most `JSON_VALUES_MAX` values."""
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else bytes(data)
     if (values := json_values(raw)) > JSON_VALUES_MAX:
         raise msgspec.DecodeError(f"it contains {values} values; the limit is {JSON_VALUES_MAX}")
@@ -133,7 +133,7 @@ def decode_json(data: Buffer | str, decoder: msgspec.json.Decoder[T]) -> T:
 
 def json_values(raw: bytes) -> int:
     """
-    Return an upper bound for the number of values in a JSON text.
+    Return an upper bound on the number of values in JSON text.
 
     0 for one too short to exceed the limit.
     """

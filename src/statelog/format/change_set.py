@@ -58,7 +58,7 @@ class DecodedChangeSet:
 def decode_change_set(
     payload: Buffer, offset: int, *, size_bytes: int | None = None, where: str = ""
 ) -> DecodedChangeSet:
-    """Decode the set that starts at *offset* in an uncompressed payload."""
+    """Decode the change set that starts at *offset* in an uncompressed payload."""
     view = memoryview(payload)
     if (few := _decode_rows(view, offset)) is not None:
         decoded = DecodedChangeSet(*few)
@@ -74,7 +74,7 @@ def decode_change_set(
 
 def _decode_rows(view: memoryview, offset: int) -> tuple[ChangeRows, int] | None:
     """
-    Decode a set of a few changes; return it and its end.
+    Decode a set that has only a few changes; return it and its end.
 
     None for a larger set, and for one that looks damaged: the general decoder reports what is
     wrong.
@@ -109,7 +109,7 @@ def _decode_rows(view: memoryview, offset: int) -> tuple[ChangeRows, int] | None
 
 
 def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
-    """Decode any set; raise an error that describes the damage."""
+    """Decode any change set; if it is damaged, raise an error that describes the damage."""
     position = offset
     (num_groups,) = _unpack(INT, view, position, where, "the number of groups")
     position += INT_SIZE
@@ -147,7 +147,7 @@ def group_index(batch: ChangeBatch) -> GroupIndex:
 
 def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | None:
     """
-    Decode a set of values with the same length; None for any other set.
+    Decode a set whose values all have the same length; return None for any other set.
 
     The walk over the groups assumes the first length; afterwards every length is compared with it
     at once.  If all are equal, each change was where the walk assumed it.  A set that looks damaged
@@ -192,7 +192,7 @@ def _decode_uniform_set(view: memoryview, offset: int) -> DecodedChangeSet | Non
 
 def _decode_lone_changes(view: memoryview, offset: int) -> DecodedChangeSet | None:
     """
-    Decode a set with one change per group; None for any other set.
+    Decode a set with a single change per group; return None for any other set.
 
     Spark's tasks write such sets: all changes of a variable in a key group are one Arrow batch.  A
     set that looks damaged is None too, as for `_decode_uniform_set`.
@@ -227,7 +227,7 @@ def _decode_lone_changes(view: memoryview, offset: int) -> DecodedChangeSet | No
 
 
 def _decode_group(view: memoryview, start: int, count: int, where: str) -> tuple[pa.Array, int]:
-    """Return the values of one group and the position after it."""
+    """Return the values of one group, and the position after the group."""
     if count == 0:
         return pa.array([], pa.binary()), start
     (first,) = _unpack(INT, view, start, where, "a length")
@@ -276,7 +276,7 @@ def _decode_varied_group(
 
 
 def _check_end(end: int, offset: int, size_bytes: int | None, where: str) -> None:
-    """Reject a set that does not end at the recorded position."""
+    """Reject a change set that does not end at the recorded position."""
     if size_bytes is not None and end != offset + size_bytes:
         _damaged(
             where,

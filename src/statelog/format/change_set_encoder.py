@@ -1,5 +1,5 @@
 """
-Encode one change set in the layout of `change_set`.
+Encode a change set in the layout that `change_set` decodes.
 
 A step for each value costs more than a pass over all of them.  So small groups of values of one
 length are scattered into one array, and large groups are joined.
@@ -32,7 +32,7 @@ _SMALL_GROUP_BYTES: Final = 4096
 @dataclass(frozen=True, slots=True)
 class EncodedChangeSet:
     """
-    A change set ready to be written.
+    A change set that is ready to be written.
 
     Args:
         buffers: The bytes, in pieces to be written one after another.
@@ -86,7 +86,7 @@ def encode_change_set(
 def _checked_batches(
     change_set: StateChangeSet | Sequence[ChangeBatch],
 ) -> tuple[list[ChangeBatch], int]:
-    """Return the non-empty batches, and the bytes of their values."""
+    """Return the batches that are not empty, and the total size of their values."""
     batches = change_set.batches if isinstance(change_set, StateChangeSet) else change_set
     for batch in batches:
         if len(batch.key_groups) != len(batch.values):
@@ -110,7 +110,7 @@ def _encode_large_groups(
     present: npt.NDArray[np.int32],
     starts: npt.NDArray[np.int64],
 ) -> EncodedChangeSet:
-    """Encode each group as two pieces: its header, and a slice of the body of all groups."""
+    """Encode each group as two pieces: its header, and its slice of a body for all groups."""
     if length:
         body = _scattered(arrays, order, length)
         bounds = (starts * (INT_SIZE + length)).tolist()
@@ -133,7 +133,7 @@ def _encode_large_groups(
 
 
 def _encode_rows(batches: Iterable[ChangeBatch]) -> tuple[bytes, GroupIndex]:
-    """Return the bytes of a change set, and its groups."""
+    """Encode a change set; return its bytes and its groups."""
     groups: dict[int, list[bytes]] = {}
     for batch in batches:
         for key_group, value in batch:
@@ -155,7 +155,7 @@ def _encode_lone_changes(
     arrays: Sequence[pa.Array], present: npt.NDArray[np.int32]
 ) -> EncodedChangeSet:
     """
-    Encode groups of one change each, in order, and copy every value only once.
+    Encode groups of a single change each, in order, copying every value only once.
 
     Spark's tasks write such sets: all changes of a variable in a key group are one Arrow batch.
     """
@@ -175,7 +175,7 @@ def _encode_lone_changes(
 def _encode_small_groups(
     values: pa.Array, present: npt.NDArray[np.int32], starts: npt.NDArray[np.int64]
 ) -> EncodedChangeSet:
-    """Encode headers and lengths as one column, without a step per group."""
+    """Encode headers and lengths as a single column, without a loop over groups."""
     lengths, sums = _lengths(values)
     counts = np.diff(starts)
     ordinals = np.arange(len(present))
@@ -206,7 +206,7 @@ def _encode_small_rows(
     starts: npt.NDArray[np.int64],
 ) -> EncodedChangeSet:
     """
-    Encode fixed-length values, a multiple of four bytes each, with headers between them.
+    Encode values of a fixed length, a multiple of four bytes, with headers between them.
 
     Every value is copied once, from the caller's array to the buffer that is written.
     """
@@ -263,13 +263,13 @@ def _data(values: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def _lengths(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the length of each value, and the running sums."""
+    """Return the length of each value, and the cumulative sums of the lengths."""
     offsets = _offsets(values).astype(np.int64)
     return np.diff(offsets), offsets - offsets[0]
 
 
 def _common_length(arrays: Sequence[pa.Array]) -> int:
-    """Return the common length of all values, or 0."""
+    """Return the length that all values have in common, or 0 if they differ."""
     first = -1
     for values in arrays:
         offsets = _offsets(values)
@@ -281,7 +281,7 @@ def _common_length(arrays: Sequence[pa.Array]) -> int:
 
 
 def _in_order(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None) -> pa.Array:
-    """Return all values as one array, in *order*."""
+    """Return all values as a single array, in the order *order*."""
     values = joined_values(arrays)
     return values if order is None else values.take(pa.array(order))
 
@@ -290,7 +290,7 @@ def _scattered(
     arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None, length: int
 ) -> memoryview:
     """
-    Return values of one length in *order*, each prefixed with its length.
+    Return values of a fixed length in the order *order*, each after its length.
 
     Every value is copied once, from the caller's array to the buffer that is written.
     """
@@ -312,7 +312,7 @@ def _scattered(
 
 
 def _woven(prefixes: pa.Array, values: pa.Array, size_bytes: int) -> memoryview:
-    """Concatenate the prefix and the value of every row."""
+    """Concatenate, for every row, its prefix and its value."""
     wide = pa.types.is_large_binary(values.type) or size_bytes > INT32_MAX
     kind = pa.large_binary() if wide else pa.binary()
     woven = pc.binary_join_element_wise(

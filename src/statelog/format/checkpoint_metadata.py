@@ -1,5 +1,5 @@
 """
-`_metadata`: a changelog file that is also the checkpoint.
+The `_metadata` object: a changelog file that is also a checkpoint.
 
 The payload contains the change sets that tasks handed over inline.  The trailer section `CKPT`
 lists the parts of the checkpoint (format/checkpoint_record.py); further sections belong to callers.
@@ -41,7 +41,7 @@ RESERVED_TAGS: Final = (b"SETS", b"FRAM", CHECKPOINT_TAG)
 @dataclass(frozen=True, slots=True)
 class MetadataFile:
     """
-    A `_metadata` object ready to be written.
+    A `_metadata` object that is ready to be written.
 
     Args:
         buffers: The file, in pieces to be written one after another.
@@ -59,7 +59,7 @@ def write_metadata(
     compress: bool = True,
     sections: Mapping[bytes, bytes] | None = None,
 ) -> MetadataFile:
-    """Write a checkpoint and its inline change sets as one file."""
+    """Write a checkpoint and its inline change sets to a single file."""
     extra = dict(sections or {})
     for tag in extra:
         if len(tag) != 4 or tag in RESERVED_TAGS:
@@ -87,7 +87,7 @@ def write_metadata(
 def rewrite_metadata(
     data: Buffer, checkpoint: CompletedCheckpoint, *, where: str = ""
 ) -> MetadataFile:
-    """Replace the record of a metadata file; its change sets keep their offsets."""
+    """Replace the record in a metadata file; its change sets keep their offsets."""
     segment = parse_segment(data, where=where)
     if segment.trailer is None:
         raise CorruptionError(f"{where} does not contain a checkpoint record", path=where)
@@ -116,7 +116,7 @@ def rewrite_metadata(
 
 
 class _InlineSetRelocator:
-    """Collects inline change sets and their offsets in the new file."""
+    """Collects inline change sets, and their offsets in the new file."""
 
     def __init__(self) -> None:
         self._segments: dict[str, tuple[Segment, dict[int, SetEntry]]] = {}
@@ -124,7 +124,7 @@ class _InlineSetRelocator:
         self._size = 0
 
     def take(self, entry: HandleAndOffset) -> None:
-        """Copy the set of an inline entry, and ignore entries in files."""
+        """Copy the change set of an inline entry; ignore entries whose sets are in files."""
         if not isinstance(entry.handle, ByteStreamStateHandle):
             return
         name = entry.handle.name
@@ -138,7 +138,7 @@ class _InlineSetRelocator:
         self._size += encoded.size_bytes
 
     def moved(self, handle: ChangelogStateHandle, path: str) -> ChangelogStateHandle:
-        """Return *handle* with inline entries replaced by offsets in *path*."""
+        """Return *handle* with its inline entries replaced by offsets in *path*."""
         if not any(isinstance(e.handle, ByteStreamStateHandle) for e in handle.handles_and_offsets):
             return handle
         file = FileStateHandle(path, self._size)
@@ -151,7 +151,7 @@ class _InlineSetRelocator:
         return replace(handle, handles_and_offsets=tuple(entries))
 
     def writer(self, *, compress: bool) -> SegmentWriter:
-        """Return a writer with all the collected sets."""
+        """Return a writer that contains all collected change sets."""
         writer = SegmentWriter(compress=compress)
         for _, encoded in self._places.values():
             writer.add_encoded(encoded)
@@ -161,7 +161,7 @@ class _InlineSetRelocator:
 def _inline_set(
     segment: Segment, index: Mapping[int, SetEntry], entry: HandleAndOffset
 ) -> EncodedChangeSet:
-    """Return the set at an inline entry, verified against the entry's checksum."""
+    """Return the change set of an inline entry, verified against the entry's checksum."""
     indexed = index.get(entry.offset)
     end, groups = _extent(segment, indexed, entry)
     encoded = segment.payload[entry.offset : end]
@@ -183,7 +183,7 @@ def _inline_set(
 def _extent(
     segment: Segment, indexed: SetEntry | None, entry: HandleAndOffset
 ) -> tuple[int, GroupIndex]:
-    """Return a set's end and groups; decode the set only if no trailer contains both."""
+    """Return the end and the groups of a change set, decoding it only if no trailer has both."""
     if indexed is not None and indexed.size_bytes == INT_SIZE + indexed.groups.size_bytes:
         return indexed.offset + indexed.size_bytes, indexed.groups
     decoded = decode_change_set(
@@ -198,12 +198,12 @@ _streams_decoder: Final = msgspec.msgpack.Decoder(list[bytes])
 
 
 def encode_streams(streams: Sequence[Buffer]) -> bytes:
-    """Return the section with these streams."""
+    """Encode the section that contains these streams."""
     return msgspec.msgpack.encode(streams)
 
 
 def decode_streams(section: Buffer | None, *, where: str = "") -> list[bytes]:
-    """Return the streams in a section; empty without a section."""
+    """Decode the streams in a section; without a section, return none."""
     if section is None:
         return []
     try:

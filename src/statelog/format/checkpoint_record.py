@@ -1,5 +1,5 @@
 """
-The record of a checkpoint or a claim: the section `CKPT` of a `_metadata` object.
+The record of a checkpoint or claim: section `CKPT` of a `_metadata` object.
 
 ::
 
@@ -72,7 +72,7 @@ _DEFAULT_STORAGE: Final = "filesystem"
 @dataclass(frozen=True, slots=True)
 class OpenedRecord:
     """
-    The body of a section `CKPT`, uncompressed.
+    The uncompressed body of a `CKPT` section.
 
     Args:
         kind: 0 for a checkpoint, `CLAIM_KIND` for a claim.
@@ -84,7 +84,7 @@ class OpenedRecord:
 
 
 class _Files(msgspec.Struct, omit_defaults=True):
-    """Table of stream handles; `data` is set for those that carry their bytes."""
+    """A table of stream handles; `data` is set for handles that contain their bytes."""
 
     name: list[str]
     size: list[int]
@@ -93,7 +93,7 @@ class _Files(msgspec.Struct, omit_defaults=True):
 
 
 class _Log(msgspec.Struct, omit_defaults=True):
-    """Log handles, then their entries; `gap` is the offset minus the end of the set before."""
+    """Log handles, then their entries; `gap` is the distance from the end of the previous set."""
 
     start: list[int]
     end: list[int]
@@ -141,7 +141,7 @@ _FileKey = tuple[str, int, int | None] | tuple[str, bytes]
 
 
 class _FileTable:
-    """Assigns numbers to stream handles while a record is written."""
+    """Assigns numbers to stream handles while a record is being written."""
 
     def __init__(self) -> None:
         self._numbers: dict[_FileKey, int] = {}
@@ -177,7 +177,7 @@ class _FileTable:
 
 
 def encode_record(checkpoint: CompletedCheckpoint) -> bytes:
-    """Return the body of the section `CKPT`."""
+    """Encode the body of a `CKPT` section."""
     timeline = checkpoint.timeline
     table = _FileTable()
     snapshots = _Snapshots([], [], [], [])
@@ -219,7 +219,7 @@ def encode_record(checkpoint: CompletedCheckpoint) -> bytes:
 
 
 def seal_record(raw: bytes, kind: int) -> bytes:
-    """Return the body of the section for a record in JSON."""
+    """Return the section body for a record in JSON."""
     body = compress_zstd(raw, _ZSTD_LEVEL)
     if body is None:
         return _HEADER.pack(RECORD_VERSION, _CODEC_NONE, kind, len(raw)) + raw
@@ -227,7 +227,7 @@ def seal_record(raw: bytes, kind: int) -> bytes:
 
 
 def _check_bounds(checkpoint: CompletedCheckpoint, raw: bytes) -> None:
-    """Raise before writing a record that no reader accepts."""
+    """Raise an error instead of writing a record that readers would reject."""
     number = checkpoint.checkpoint_id
     if len(raw) > RECORD_BYTES_MAX or len(checkpoint.retained) > RETAINED_MAX:
         raise UsageError(
@@ -276,7 +276,7 @@ def _log_columns(handles: Sequence[ChangelogStateHandle], table: _FileTable) -> 
 
 
 def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
-    """Return the body of the section `CKPT`, uncompressed."""
+    """Return the body of a `CKPT` section, uncompressed."""
     view = memoryview(body)
     if len(view) < _HEADER.size:
         raise damaged_record(where, f"the record is only {len(view)} bytes")
@@ -312,7 +312,7 @@ def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
 
 
 def decode_record(body: Buffer, *, where: str = "") -> CompletedCheckpoint:
-    """Read the body of the section `CKPT` of a checkpoint."""
+    """Decode the body of a checkpoint's `CKPT` section."""
     opened = open_record(body, where=where)
     if opened.kind != _CHECKPOINT_KIND:
         raise damaged_record(where, "the record is a claim")
@@ -320,7 +320,7 @@ def decode_record(body: Buffer, *, where: str = "") -> CompletedCheckpoint:
 
 
 def checkpoint_of(opened: OpenedRecord, *, where: str = "") -> CompletedCheckpoint:
-    """Return the checkpoint of an opened record; raises like `decode_record`."""
+    """Return the checkpoint in an opened record; raises like `decode_record`."""
     try:
         record = decode_json(opened.raw, _decoder)
         check_depth(record.properties, where)
@@ -333,7 +333,7 @@ def checkpoint_of(opened: OpenedRecord, *, where: str = "") -> CompletedCheckpoi
 
 
 def _check_names(record: _Record, where: str) -> None:
-    """Reject a record that references an object outside the store."""
+    """Reject a record that refers to an object outside the store."""
     listed = record.properties.get(OBJECTS_PROPERTY)
     names = [
         name for name, data in zip_longest(record.files.name, record.files.data) if data is None
@@ -346,7 +346,7 @@ def _check_names(record: _Record, where: str) -> None:
 
 
 def _check_numbers(record: _Record, where: str) -> None:
-    """Reject ids, counts and key groups that no checkpoint can have."""
+    """Reject ids, counts and key groups that are impossible in a checkpoint."""
     log = record.log
     snapshots = record.snapshots
     ids = (record.id, record.parent or 0, *record.retained, *snapshots.checkpoint, *log.checkpoint)
@@ -365,7 +365,7 @@ def _check_numbers(record: _Record, where: str) -> None:
 
 
 def _check_history(record: _Record, where: str) -> None:
-    """Reject timelines that no checkpoint can have."""
+    """Reject timelines that are impossible in a checkpoint."""
     names = (record.location, record.attempt, *(name for name, _, _ in record.ancestors))
     if not all(map(is_history_name, names)):
         raise damaged_record(where, "the name of its location or attempt is not hexadecimal")
@@ -469,7 +469,7 @@ class ClaimRecord(
     rename={"owner_id": "owner", "next_number": "next", "location_id": "location"},
 ):
     """
-    A claim.
+    The record of a claim.
 
     Args:
         number: The number of its entry.
@@ -498,7 +498,7 @@ _claim_decoder: Final = msgspec.json.Decoder(ClaimRecord)
 
 
 def encode_claim(claim: ClaimRecord) -> bytes:
-    """Return the object of a claim."""
+    """Encode the object that contains a claim."""
     if claim.next_number > ID_MAX:
         raise UsageError(f"entry numbers cannot exceed {ID_MAX}")
     sections = {CHECKPOINT_TAG: seal_record(msgspec.json.encode(claim), CLAIM_KIND)}
@@ -512,7 +512,7 @@ def encode_claim(claim: ClaimRecord) -> bytes:
 
 
 def decode_entry(body: Buffer, *, where: str = "") -> CompletedCheckpoint | ClaimRecord:
-    """Read the body of the section `CKPT` of an entry."""
+    """Decode the body of an entry's `CKPT` section."""
     opened = open_record(body, where=where)
     if opened.kind != CLAIM_KIND:
         return checkpoint_of(opened, where=where)

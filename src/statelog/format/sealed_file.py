@@ -1,5 +1,5 @@
 """
-The frame of a file with its own checksum: a header and the body.
+The frame of a file that has its own checksum: a header, then the body.
 
 Recordings and dead letters are such files.  `extensions.recordings.format` has the layout of the
 whole file and decodes the body; the frame is enough to verify one.
@@ -32,7 +32,7 @@ _ZSTD: Final = 1
 
 
 def seal(raw: bytes) -> bytes:
-    """Return a file with this body, compressed unless readers would reject that."""
+    """Return a file with this body, compressed unless readers would reject it."""
     if len(raw) > RECORDING_BYTES_MAX:
         raise UsageError(
             f"a recording of {len(raw)} bytes is too large to read; the limit is {RECORDING_BYTES_MAX}: "
@@ -45,7 +45,7 @@ def seal(raw: bytes) -> bytes:
 
 
 def framed(body: bytes, length: int, codec: int = _ZSTD) -> bytes:
-    """Return a file with an already encoded body."""
+    """Return a file whose body is already encoded."""
     return _HEADER.pack(_MAGIC, VERSION, codec, 0, length, checksum([body])) + body
 
 
@@ -64,7 +64,7 @@ def unseal(data: Buffer, *, where: str = "") -> Buffer:
 
 
 def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, int]:
-    """Return the stored body of a file, its length once uncompressed, and its codec."""
+    """Return the stored body of a file, its uncompressed length, and its codec."""
     view = memoryview(data)
     if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
         raise damaged_file(where, "it does not start like a recording")
@@ -89,7 +89,7 @@ def damaged_file(where: str, reason: str) -> CorruptionError:
 
 @contextmanager
 def part_of(path: str) -> Iterator[None]:
-    """Add the object's name to errors about damage within a recording."""
+    """Add the object's name to errors about damage inside a recording."""
     try:
         yield
     except CorruptionError as error:

@@ -1,5 +1,5 @@
 """
-A changelog file: Flink's bytes, then a trailer that Flink's reader does not read.
+A changelog file: Flink's bytes, then a trailer that Flink's reader ignores.
 
 ::
 
@@ -64,7 +64,7 @@ _PLAIN_INDEX_MAX: Final = 2**31
 
 
 class SegmentWriter:
-    """Writes change sets into one file in memory."""
+    """Writes change sets to a file in memory."""
 
     def __init__(self, *, compress: bool = False) -> None:
         self._compress = compress
@@ -76,12 +76,12 @@ class SegmentWriter:
 
     @property
     def payload_size(self) -> int:
-        """Uncompressed payload bytes so far; the `size` of a handle on this file."""
+        """Uncompressed payload bytes so far, which is the `size` in a handle to this file."""
         return self._size
 
     @property
     def num_sets(self) -> int:
-        """Change sets added so far."""
+        """The number of change sets added so far."""
         return len(self._sets)
 
     def has_room_for(self, encoded: EncodedChangeSet) -> bool:
@@ -100,7 +100,7 @@ class SegmentWriter:
         return self.add_encoded(encode_change_set(change_set))
 
     def add_encoded(self, encoded: EncodedChangeSet) -> SetEntry:
-        """Append an encoded change set and return its offset."""
+        """Append a change set that is already encoded, and return its offset."""
         entry = SetEntry(self._size, encoded.size_bytes, encoded.crc32c, encoded.groups)
         self._payload.extend(encoded.buffers)
         self._payload_crc = (
@@ -112,7 +112,7 @@ class SegmentWriter:
         return entry
 
     def finish(self, sections: Mapping[bytes, bytes] | None = None) -> list[Buffer]:
-        """Return the whole file, in consecutive pieces."""
+        """Return the whole file as consecutive pieces."""
         extra = dict(sections or {})
         if not self._compress:
             index = {SETS_TAG: pack_sets(self._sets)}
@@ -136,7 +136,7 @@ class SegmentWriter:
 
 
 def _gathered(pieces: list[Buffer]) -> list[Buffer]:
-    """Join tiny *pieces*, because every piece has a cost in the store."""
+    """Join tiny *pieces*, because the store handles each piece separately."""
     if len(pieces) <= _FEW_PIECES:
         return pieces
     gathered: list[Buffer] = []
@@ -149,7 +149,7 @@ def _gathered(pieces: list[Buffer]) -> list[Buffer]:
 @dataclass(frozen=True, slots=True)
 class Segment:
     """
-    A file that was read completely and verified.
+    A file that has been read completely and verified.
 
     Args:
         payload: Uncompressed payload.
@@ -168,7 +168,7 @@ class Segment:
         return [offset for offset, _ in self.set_ranges()]
 
     def sets_by_offset(self) -> dict[int, SetEntry]:
-        """Return the trailer's index by payload offset; empty for a file without a trailer."""
+        """Return the index in the trailer by payload offset; empty for a file without a trailer."""
         return (
             {}
             if self.trailer is None
@@ -176,7 +176,7 @@ class Segment:
         )
 
     def set_ranges(self) -> list[tuple[int, int]]:
-        """Return offset and encoded length of all change sets; decode a file without an index."""
+        """Return the offset and encoded length of all change sets; decode without an index."""
         if self.trailer is not None:
             return [(entry.offset, entry.size_bytes) for entry in self.trailer.sets]
         ranges = []
@@ -189,7 +189,7 @@ class Segment:
 
 
 def parse_segment(data: Buffer, *, where: str = "") -> Segment:
-    """Read a whole file, and verify all its checksums."""
+    """Parse a whole file, and verify all of its checksums."""
     view = memoryview(data)
     if len(view) == 0:
         raise damaged(where, "the file is empty")
@@ -219,14 +219,14 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
 
 
 def parse_whole_file(data: Buffer, *, where: str = "") -> Segment:
-    """Read a whole file like `parse_segment`, and also check its mark."""
+    """Parse a whole file like `parse_segment`, and also check its mark."""
     segment = parse_segment(data, where=where)
     check_mark(data, where=where)
     return segment
 
 
 def verify_set(encoded: Buffer, crc32c: int, *, where: str = "", offset: int = 0) -> None:
-    """Verify the bytes of one change set."""
+    """Verify the bytes of a change set."""
     if checksum([encoded]) != crc32c:
         raise CorruptionError(
             f"damaged change set in {where or 'file'} at payload offset {offset}: its checksum does "
@@ -237,7 +237,7 @@ def verify_set(encoded: Buffer, crc32c: int, *, where: str = "", offset: int = 0
 
 
 def _damaged_payload(where: str, payload: memoryview, trailer: Trailer) -> CorruptionError:
-    """Return the error for a payload with a wrong checksum; it names the first damaged set."""
+    """Return the error for a payload with a wrong checksum, naming the first damaged set."""
     for change_set in trailer.sets:
         if (
             checksum([payload[change_set.offset : change_set.offset + change_set.size_bytes]])

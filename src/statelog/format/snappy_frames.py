@@ -39,7 +39,7 @@ _MASK_DELTA: Final = 0xA282EAD8
 @dataclass(frozen=True, slots=True)
 class FramedPayload:
     """
-    A payload in frames.
+    A payload that is split into frames.
 
     Args:
         buffers: The stream, in pieces.
@@ -53,7 +53,7 @@ class FramedPayload:
 
 
 def masked_crc32c(block: bytes | memoryview) -> int:
-    """Return the CRC-32C of *block* in the masked form the framing format stores."""
+    """Return the CRC-32C of *block* in the masked form that the framing format uses."""
     crc: int = google_crc32c.value(block if isinstance(block, bytes) else np.asarray(block))
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
@@ -64,7 +64,7 @@ def skippable_chunk(data: bytes) -> bytes:
 
 
 def compress_frames(payload: bytes | memoryview) -> FramedPayload:
-    """Frame *payload* as a stream."""
+    """Compress *payload* to a framed stream."""
     view = memoryview(payload)
     pieces: list[bytes] = [STREAM_IDENTIFIER]
     positions: list[int] = []
@@ -88,7 +88,7 @@ def decompress_frames(
     stream: bytes | memoryview, *, where: str = "", max_size: int | None = None
 ) -> bytes:
     """
-    Return the payload of a framed stream, and verify every checksum.
+    Return the payload of a framed stream, verifying every checksum.
 
     Memory stays within a small multiple of the stream: a forged length is refused before anything
     is allocated for it.
@@ -136,7 +136,7 @@ def _block(kind: int, data: memoryview, where: str, position: int) -> bytes | me
 
 
 def _declared_length(body: memoryview) -> int:
-    """Return the length a raw Snappy block claims: a varint of at most five bytes."""
+    """Return the length that a raw Snappy block declares in a varint of at most five bytes."""
     length = 0
     for index, byte in enumerate(body[:5]):
         length |= (byte & 0x7F) << (7 * index)

@@ -1,5 +1,5 @@
 """
-The trailer of a changelog file: an index of its change sets, other sections, and their checksum.
+The trailer of a changelog file: an index of its change sets, other sections, a checksum.
 
 ::
 
@@ -48,7 +48,7 @@ _SKIPPABLE_HEADER_SIZE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class GroupEntry:
-    """A group inside an encoded set: its key group, number of changes, and encoded bytes."""
+    """A group in an encoded set: its key group, number of changes, and encoded bytes."""
 
     key_group: int
     count: int
@@ -56,7 +56,7 @@ class GroupEntry:
 
 
 class GroupIndex(Sequence[GroupEntry]):
-    """The groups of one set in file order."""
+    """The groups of one change set, in file order."""
 
     ENTRY_SIZE: Final = _ENTRY.itemsize
     """Bytes of one group in the index."""
@@ -73,7 +73,7 @@ class GroupIndex(Sequence[GroupEntry]):
         counts: npt.NDArray[np.generic],
         sizes_bytes: npt.NDArray[np.generic],
     ) -> Self:
-        """Create an index from columns."""
+        """Create an index from columns of equal length."""
         rows = np.empty(len(key_groups), _ENTRY)
         rows["key_group"] = key_groups
         rows["count"] = counts
@@ -82,12 +82,12 @@ class GroupIndex(Sequence[GroupEntry]):
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[int, int, int]]) -> Self:
-        """Create an index from entries: key group, count, size in bytes."""
+        """Create an index from entries of key group, count and size in bytes."""
         return cls(b"".join([_ROW.pack(*row) for row in rows]))
 
     @classmethod
     def unpack(cls, data: bytes, position: int, count: int) -> Self:
-        """Return the *count* groups at *position* of *data*."""
+        """Decode *count* groups at *position* in *data*."""
         packed = data[position : position + count * cls.ENTRY_SIZE]
         if len(packed) != count * cls.ENTRY_SIZE:
             raise ValueError(f"{count} groups do not fit")
@@ -95,7 +95,7 @@ class GroupIndex(Sequence[GroupEntry]):
 
     @property
     def size_bytes(self) -> int:
-        """Encoded bytes of all groups."""
+        """The number of encoded bytes of all groups."""
         return int(np.frombuffer(self._packed, _ENTRY)["size_bytes"].sum())
 
     def pack(self) -> bytes:
@@ -130,7 +130,7 @@ class GroupIndex(Sequence[GroupEntry]):
 @dataclass(frozen=True, slots=True)
 class SetEntry:
     """
-    A change set inside a file.
+    A change set in a file.
 
     Args:
         offset: Uncompressed payload bytes before it.
@@ -148,7 +148,7 @@ class SetEntry:
 @dataclass(frozen=True, slots=True)
 class Trailer:
     """
-    The trailer of a file, after its payload.
+    The trailer of a file, which follows its payload.
 
     Args:
         payload_length: Uncompressed payload bytes.
@@ -169,19 +169,19 @@ class Trailer:
 def pack_trailer(
     sections: Mapping[bytes, bytes], payload_length: int, payload_crc32c: int
 ) -> bytes:
-    """Return a trailer with these sections, for a payload of this length and checksum."""
+    """Encode a trailer with these sections for a payload of this length and checksum."""
     body = b"".join(_SECTION.pack(tag, len(content)) + content for tag, content in sections.items())
     fields = (payload_length, payload_crc32c, FORMAT_VERSION, 0, MAGIC)
     return body + FOOTER.pack(len(body), _checksum(body, *fields), *fields)
 
 
 def _checksum(body: Buffer, *fields: int | bytes) -> int:
-    """Return the checksum of a trailer with these sections, and *fields* after it in the footer."""
+    """Compute the checksum of a trailer from its sections and the *fields* that follow."""
     return checksum([body, FOOTER.pack(len(body), 0, *fields)])
 
 
 def pack_sets(sets: Sequence[SetEntry], with_groups: bool = True) -> bytes:
-    """Return the body of the index, without the groups if they do not fit."""
+    """Encode the index, without the groups if they do not fit."""
     pieces = [_COUNT.pack(len(sets))]
     for entry in sets:
         count = len(entry.groups) if with_groups else _NO_GROUP_INDEX

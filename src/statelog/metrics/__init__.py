@@ -1,4 +1,4 @@
-"""Metrics: their declarations, and a registry that stores their values."""
+"""Metrics: how they are declared, and a registry that stores their values."""
 
 from statelog.metrics.registry import (
     HISTOGRAM_SIZE,

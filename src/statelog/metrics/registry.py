@@ -1,5 +1,5 @@
 """
-A registry that stores metric values, and a journal for sending values between processes.
+A registry of metric values, and a journal that sends values between processes.
 
 Recording appends to deques, which is atomic, so any thread may record without a lock.
 """
@@ -29,7 +29,7 @@ Entries = list[tuple[str, float]]
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
     """
-    The last values of a histogram, oldest first.
+    The most recent values of a histogram, oldest first.
 
     Args:
         values: At most 1000 values.
@@ -43,11 +43,11 @@ class HistogramSnapshot:
 
     @property
     def count(self) -> int:
-        """Number of values in the window."""
+        """The number of values in the window."""
         return len(self.values)
 
     def quantile(self, fraction: float) -> float:
-        """Return the value at *fraction* (0 to 1); 0 if the histogram is empty."""
+        """Return the value at *fraction* (0 to 1), or 0 if the histogram is empty."""
         if not self.values:
             return 0.0
         ordered = sorted(self.values)
@@ -59,7 +59,7 @@ MetricValue = int | float | HistogramSnapshot
 
 class _Sum:
     """
-    A sum that many threads add to without a lock, because deque appends are atomic.
+    A sum that many threads can add to without a lock, because deque appends are atomic.
 
     From time to time a thread that adds replaces the summands by their sum, and so does every
     reader.  A lock keeps readers from seeing the deque between the two steps.
@@ -83,7 +83,7 @@ class _Sum:
             return self._fold()
 
     def _fold(self) -> float:
-        """Replace the summands by their sum.  Called under the lock."""
+        """Replace the collected numbers with their sum. Called under the lock."""
         total: float = 0
         try:
             for _ in range(len(self._summands)):
@@ -95,7 +95,7 @@ class _Sum:
 
 class Metrics:
     """
-    Values of the metrics of one storage.
+    The values of the metrics of one storage.
 
     Thread: any.
     """
@@ -110,7 +110,7 @@ class Metrics:
         self.declare(METRICS.values())
 
     def declare(self, specs: Iterable[MetricSpec]) -> None:
-        """Add metrics, such as the metrics of extensions; existing declarations do not change."""
+        """Add metrics, such as the metrics of extensions; existing declarations stay the same."""
         for spec in specs:
             if spec.name in self._specs:
                 continue
@@ -124,13 +124,13 @@ class Metrics:
                 observer(spec)
 
     def observe_declared(self, observer: Callable[[MetricSpec], None]) -> None:
-        """Call *observer* with each metric, including metrics declared later."""
+        """Call *observer* with each metric, including metrics that are declared later."""
         self._observers.append(observer)
         for spec in list(self._specs.values()):
             observer(spec)
 
     def spec(self, name: str) -> MetricSpec:
-        """Return the declaration of a metric in `snapshot`."""
+        """Return the declaration of a metric that appears in `snapshot`."""
         return self._specs[name]
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -156,7 +156,7 @@ class Metrics:
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """
-        Read the gauge *name* by calling *read*.
+        Use *read* to get the value of the gauge *name*.
 
         Raises `UsageError` if there is no such gauge.
         """
@@ -166,7 +166,7 @@ class Metrics:
         self._gauges[name] = read
 
     def value(self, name: str) -> MetricValue | None:
-        """Return the current value of a metric; None for a gauge without a reader."""
+        """Return the current value of a metric, or None for a gauge without a reader."""
         if (counter := self._counters.get(name)) is not None:
             return counter.value()
         if (histogram := self._histograms.get(name)) is not None:
@@ -195,7 +195,7 @@ def _copy(values: deque[float]) -> list[float]:
 
 class MetricsJournal(Metrics):
     """
-    Metrics that also record each value until `take`.
+    Metrics that also record each value until `take` is called.
 
     Gauges are read where they are: they are not in the journal.
 
@@ -222,7 +222,7 @@ class MetricsJournal(Metrics):
         self._entries.append((name, value))
 
     def take(self) -> Entries:
-        """Return the values recorded since the last call."""
+        """Return the values recorded since the last call of `take`."""
         for name, grown in self._growth.items():
             if amount := grown():
                 self.count(name, amount)
@@ -233,7 +233,7 @@ class MetricsJournal(Metrics):
 
 
 def add_entries(metrics: Metrics, entries: Iterable[tuple[str, float]]) -> None:
-    """Record the entries of a journal, except entries of unknown metrics."""
+    """Record the entries of a journal, ignoring entries for unknown metrics."""
     for name, value in entries:
         spec = METRICS.get(name)
         if spec is not None and spec.kind is MetricKind.COUNTER:

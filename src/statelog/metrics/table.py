@@ -1,5 +1,5 @@
 """
-Declare all metrics of statelog and all figures of a micro-batch.
+Declare all of statelog's metrics, and all figures of a micro-batch.
 
 A metric with a name of Flink's has Flink's meaning, and its name here is that name in Python's
 spelling.  The others are statelog's own: durations of phases, ages of queues, and counts.
@@ -29,7 +29,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class FigureKind(enum.Enum):
-    """How the values of tasks and operators become the value of a micro-batch."""
+    """How the values from tasks and operators are combined for a micro-batch."""
 
     SUM = "sum"
     MOST = "most"
@@ -73,15 +73,15 @@ class Figure:
     parts: tuple[str, ...] = ()
 
     def number(self) -> int:
-        """Return the dataclass field of a numeric figure."""
+        """Return the dataclass field for a figure with a single number."""
         return field(default=0, metadata={"figure": self})
 
     def numbers(self) -> dict[str, int]:
-        """Return the dataclass field of a figure with a number per name."""
+        """Return the dataclass field for a figure that has a number per name."""
         return field(default_factory=self.no_numbers, metadata={"figure": self})
 
     def no_numbers(self) -> dict[str, int]:
-        """Return the empty value of a figure with a number per name."""
+        """Return the empty value of a figure that has a number per name."""
         return dict.fromkeys(self.parts, 0)
 
 
@@ -207,7 +207,7 @@ class BatchFigures:
     """The figures of extensions by name; each is a number."""
 
     def stored(self) -> dict[str, int | dict[str, int]]:
-        """Return the figures that are not 0, in whole numbers."""
+        """Return the figures other than 0, as whole numbers."""
         whole = {name: _rounded(value) for name, value in asdict(self).items()}
         return {name: value for name, value in whole.items() if value}
 
@@ -229,13 +229,13 @@ NO_FIGURES: Final[Mapping[str, Figure]] = {}
 
 
 def camel_case(name: str) -> str:
-    """Return a name in the spelling of Java."""
+    """Convert a name to Java's spelling."""
     first, *others = name.split("_")
     return first + "".join(other.capitalize() for other in others)
 
 
 class MetricKind(enum.Enum):
-    """How a metric treats its values."""
+    """How a metric treats the values added to it."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -244,7 +244,7 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric: our name, Flink's name ("" for none), kind, unit and meaning."""
+    """A metric: our name, Flink's name ("" for none), kind, unit and meaning."""
 
     name: str
     flink_name: str
@@ -254,7 +254,7 @@ class MetricSpec:
 
 
 def metrics_of(figures: Mapping[str, Figure]) -> Iterator[MetricSpec]:
-    """Yield the metrics of figures."""
+    """Yield the metrics that record figures."""
     for figure in figures.values():
         for kind, name in (
             (MetricKind.COUNTER, figure.counter),
@@ -272,7 +272,7 @@ _BACKEND: Final = "ChangelogStateBackend."
 def _row(
     kind: MetricKind, name: str, unit: str, text: str, group: str = "", flink_name: str = ""
 ) -> MetricSpec:
-    """Return a metric; in a Flink *group*, Flink's name is the camelCase form of ours."""
+    """Declare a metric; in a Flink *group*, Flink's name is ours in camelCase."""
     return MetricSpec(name, f"{group}{camel_case(name)}" if group else flink_name, kind, unit, text)
 
 

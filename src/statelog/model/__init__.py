@@ -1,4 +1,4 @@
-"""Values that the other packages exchange.  No IO, no clock, no threads."""
+"""Values that other packages exchange. No IO, clocks or threads."""
 
 from statelog.model.checkpoint import (
     OBJECTS_PROPERTY,

@@ -1,5 +1,5 @@
 """
-Checkpoints as values: acknowledgements, committed checkpoints, and restore inputs.
+Checkpoints as values: acknowledgements, committed checkpoints, and what a restore reads.
 
 A checkpoint is a list of log positions, and snapshots that make parts of the log unnecessary.  The
 state of a key group is the newest snapshot that covers it, and then every log handle that covers it
@@ -53,14 +53,14 @@ _FIELDS: Final = 4
 
 
 def is_history_name(text: str) -> bool:
-    """Return whether a text is a valid identity of a location or name of an attempt."""
+    """Return whether a text can identify a location or name an attempt."""
     return _NAME.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineEnd:
     """
-    A timeline that a later timeline continues.
+    The end of a timeline that a later timeline continues.
 
     Args:
         location_id: The location of the timeline.
@@ -76,7 +76,7 @@ class TimelineEnd:
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """
-    A timeline of a location.
+    One timeline in the history of a location.
 
     Args:
         location_id: The identity of the location.
@@ -136,7 +136,7 @@ class CheckpointPosition:
 
     @classmethod
     def from_text(cls, text: str) -> CheckpointPosition:
-        """Parse a position that `to_text` wrote."""
+        """Parse a position that was formatted by `to_text`."""
         parts = text.split(_SEPARATOR)
         are_names = (
             len(parts) == _FIELDS and is_history_name(parts[0]) and is_history_name(parts[3])
@@ -158,7 +158,7 @@ OBJECTS_PROPERTY = "statelog.objects"
 @dataclass(frozen=True, slots=True)
 class MaterializedHandle:
     """
-    A snapshot of the state of some key groups.
+    A snapshot of the state of some key groups, as stored.
 
     Args:
         key_group_range: The key groups to take from it; the snapshot itself may hold more.
@@ -188,7 +188,7 @@ StatePart: TypeAlias = HandleAndOffset | MaterializedHandle
 @dataclass(frozen=True, slots=True)
 class TaskStateSnapshot:
     """
-    The acknowledgement of one task.
+    What one task acknowledges for a checkpoint.
 
     Args:
         key_group_range: The key groups of the task.
@@ -204,7 +204,7 @@ class TaskStateSnapshot:
 @dataclass(frozen=True, slots=True)
 class ChangelogStateBackendHandle:
     """
-    The inputs of one task's restore: first the snapshots, then the log.
+    What one task restores: first the snapshots, then the log.
 
     Readers drop the key groups outside the range of each single handle.  No key group is in two
     snapshots, and none is in a log handle that its snapshot contains already.
@@ -225,7 +225,7 @@ class ChangelogStateBackendHandle:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedCheckpoint:
     """
-    A committed checkpoint.
+    A checkpoint that was committed.
 
     Args:
         checkpoint_id: Its number, >= 0.
@@ -257,7 +257,7 @@ class CompletedCheckpoint:
 
     @property
     def position(self) -> CheckpointPosition:
-        """The checkpoint's position, for records outside the location."""
+        """The position of the checkpoint, for records outside the location."""
         timeline = self.timeline
         return CheckpointPosition(
             timeline.location_id, timeline.number, self.checkpoint_id, self.attempt
@@ -275,7 +275,7 @@ class CompletedCheckpoint:
 
     def for_range(self, key_group_range: KeyGroupRange) -> ChangelogStateBackendHandle:
         """
-        Return the restore inputs of a task that owns *key_group_range*.
+        Return what a task that owns *key_group_range* must restore.
 
         A handle that counts for some key groups of the range only is narrowed to them.  It appears
         more than once if they are not contiguous.
@@ -313,7 +313,7 @@ class CompletedCheckpoint:
 
     def objects(self) -> Iterator[tuple[FileStateHandle, StatePart | None]]:
         """
-        Yield the objects that it needs, except its own metadata, one per part.
+        Yield the objects that the checkpoint needs, except its own metadata, part by part.
 
         With each is the part of the state in it.  The engine's other objects follow with None and
         an unknown size.
@@ -325,14 +325,14 @@ class CompletedCheckpoint:
                 yield FileStateHandle(path, -1), None
 
     def referenced_paths(self) -> tuple[str, ...]:
-        """Return the distinct names of `objects`, sorted."""
+        """Return the distinct names of `objects` in sorted order."""
         return tuple(sorted({handle.path for handle, _ in self.objects()}))
 
 
 def file_parts(
     state: CompletedCheckpoint | ChangelogStateBackendHandle,
 ) -> Iterator[tuple[FileStateHandle, StatePart]]:
-    """Yield the change sets and snapshots that are in files, with the files' handles."""
+    """Yield the change sets and snapshots that are stored in files, with the files' handles."""
     parts: list[StatePart] = [set_ for log in state.log for set_ in log.handles_and_offsets]
     for piece in (*parts, *state.materialized):
         if isinstance(piece.handle, FileStateHandle):
@@ -343,7 +343,7 @@ def live_snapshots(
     snapshots: Iterable[MaterializedHandle], max_parallelism: int
 ) -> tuple[MaterializedHandle, ...]:
     """
-    Return the snapshots that any key group still needs, ascending by checkpoint.
+    Return the snapshots that at least one key group needs, ascending by checkpoint.
 
     Of two snapshots of one checkpoint, the later in *snapshots* counts.
     """
@@ -358,7 +358,7 @@ def live_log(
     snapshots: Sequence[MaterializedHandle],
     max_parallelism: int,
 ) -> tuple[ChangelogStateHandle, ...]:
-    """Return the handles with changes that no snapshot contains, in the same order."""
+    """Return the log handles that contain changes not in any snapshot, in the same order."""
     _, covered = _coverage(snapshots, max_parallelism)
     return tuple(
         handle
@@ -373,14 +373,14 @@ def live_log(
 def covered_checkpoints(
     snapshots: Sequence[MaterializedHandle], max_parallelism: int
 ) -> npt.NDArray[np.int64]:
-    """Return the checkpoint of each key group's snapshot; -1 if it has none."""
+    """Return the checkpoint of each key group's snapshot, or -1 if it does not have one."""
     return _coverage(snapshots, max_parallelism)[1]
 
 
 def _coverage(
     snapshots: Sequence[MaterializedHandle], max_parallelism: int
 ) -> tuple[_Int64Array, _Int64Array]:
-    """Return each key group's snapshot index, and the checkpoint in that snapshot."""
+    """Return the index of each key group's snapshot, and the checkpoint of that snapshot."""
     winner = np.full(max_parallelism, _NO_SNAPSHOT, np.int64)
     covered = np.full(max_parallelism, _NO_SNAPSHOT, np.int64)
     for index, snapshot in enumerate(snapshots):
@@ -402,7 +402,7 @@ def _runs_below(
 
 
 def _runs_of(overlap: KeyGroupRange, counts: npt.NDArray[np.bool_]) -> Iterator[KeyGroupRange]:
-    """Yield the contiguous runs of *overlap* where *counts* holds."""
+    """Yield the contiguous runs in *overlap* for which *counts* is true."""
     if counts.all():
         if len(overlap):
             yield overlap
@@ -415,7 +415,7 @@ def _runs_of(overlap: KeyGroupRange, counts: npt.NDArray[np.bool_]) -> Iterator[
 @dataclass(frozen=True, slots=True)
 class Pin:
     """
-    A pin on checkpoints.
+    A pin on one or more checkpoints.
 
     Args:
         checkpoint_id: The pinned checkpoint, >= 0.
@@ -434,7 +434,7 @@ class Pin:
 
 
 def pinned(pins: Iterable[Pin], checkpoint_ids: Iterable[int], latest_id: int) -> frozenset[int]:
-    """Return the pinned ids in *checkpoint_ids*."""
+    """Return the ids in *checkpoint_ids* that are pinned."""
     all_pins = tuple(pins)
     return frozenset(
         checkpoint_id
@@ -446,7 +446,7 @@ def pinned(pins: Iterable[Pin], checkpoint_ids: Iterable[int], latest_id: int) -
 def retained_ids(
     checkpoint_ids: Sequence[int], retained: int, pins: Iterable[Pin]
 ) -> tuple[int, ...]:
-    """Return the newest *retained* ids in *checkpoint_ids* (ascending), plus pinned ids."""
+    """Return the *retained* newest ids in *checkpoint_ids* (ascending), and pinned ids."""
     newest = checkpoint_ids[-retained:]
     pinned_ids = pinned(pins, checkpoint_ids, checkpoint_ids[-1])
     return tuple(

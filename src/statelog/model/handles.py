@@ -1,5 +1,5 @@
 """
-Handles: how a checkpoint refers to bytes.
+Handles: references from a checkpoint to bytes.
 
 A handle is small, immutable, and has a JSON form, because workers send it to the driver and
 checkpoint metadata stores it.  Paths are relative to the root of the store, so that a state
@@ -35,7 +35,7 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?:/|$)|[A-Za-z]:")
 
 
 def checked_path(path: object) -> str:
-    """Return *path* if it names an object below the root of a store."""
+    """Return *path* if it names an object below a store's root."""
     if isinstance(path, str):
         problem = _problem(path)
         plain = path
@@ -60,7 +60,7 @@ def checked_path(path: object) -> str:
 
 
 def _problem(path: str) -> str | None:
-    """Return why *path* is not the name of an object; None if it is."""
+    """Return why *path* is not a valid name of an object, or None if it is valid."""
     if not path or len(path) > _LENGTH_MAX:
         return "is empty or too long"
     if _FORBIDDEN.search(path):
@@ -87,7 +87,7 @@ HandleT = TypeVar("HandleT")
 @dataclass(frozen=True, slots=True)
 class FileStateHandle:
     """
-    Bytes in an object of the store.
+    Refers to bytes in an object of the store.
 
     Args:
         path: Object name relative to the root of the store; the identity of the handle.
@@ -109,7 +109,7 @@ class FileStateHandle:
 
     @property
     def name(self) -> str:
-        """The identity of the handle, as for a handle with inline bytes."""
+        """The identity of the handle, as for handles with inline bytes."""
         return self.path
 
     def to_json(self) -> JsonObject:
@@ -120,7 +120,7 @@ class FileStateHandle:
 @dataclass(frozen=True, slots=True)
 class ByteStreamStateHandle:
     """
-    Bytes inside the handle itself, without an object in the store.
+    Contains bytes in the handle itself, without an object in the store.
 
     Args:
         name: The name a file would have had; the identity of the handle.
@@ -136,11 +136,11 @@ class ByteStreamStateHandle:
 
     @property
     def size_bytes(self) -> int:
-        """Length of the data."""
+        """The length of the data in bytes."""
         return len(self.data)
 
     def to_json(self) -> JsonObject:
-        """Return the JSON form; the bytes become base64."""
+        """Return the JSON form, in which the bytes are base64."""
         return {"inline": self.name, "data": base64.b64encode(self.data).decode("ascii")}
 
 
@@ -155,7 +155,7 @@ StreamStateHandle = FileStateHandle | ByteStreamStateHandle
 
 
 def stream_handle_from_json(value: JsonObject) -> StreamStateHandle:
-    """Build a stream handle from its JSON form."""
+    """Create a stream handle from its JSON form."""
     handle = _stream_handle(value)
     if isinstance(handle, FileStateHandle):
         checked_path(handle.path)
@@ -217,7 +217,7 @@ class HandleAndOffset:
 
     @classmethod
     def from_json(cls, value: JsonObject) -> HandleAndOffset:
-        """Build an entry from its JSON form; raise `CorruptionError` if it is invalid."""
+        """Create an entry from its JSON form; raise `CorruptionError` if it is invalid."""
         try:
             # Not checked further: the handle of a copy on this host has the path of a file.
             handle = _stream_handle(value["handle"])
@@ -229,7 +229,7 @@ class HandleAndOffset:
 @dataclass(frozen=True, slots=True)
 class ChangelogStateHandle:
     """
-    A piece of one writer's log: change sets in order, each by file and offset.
+    A piece of one writer's log: change sets in order, each with its file and offset.
 
     Args:
         key_group_range: Key groups whose changes it holds.
@@ -286,7 +286,7 @@ class ChangelogStateHandle:
     @classmethod
     def from_json(cls, value: JsonObject) -> ChangelogStateHandle:
         """
-        Build a handle from its JSON form.
+        Create a handle from its JSON form.
 
         Raises:
             IncompatibleFormatError: It has a different format version.
@@ -340,7 +340,7 @@ class SnapshotResult(Generic[HandleT]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadResult:
     """
-    The place where one change set became durable.
+    Where one change set was made durable.
 
     Args:
         log_id: The writer's number within its storage.
@@ -368,7 +368,7 @@ class UploadResult:
         local_handle: StreamStateHandle | None = None,
     ) -> UploadResult:
         """
-        Return the result for *change_set* in *handle* at a payload offset.
+        Return the result for *change_set*, stored in *handle* at a payload offset.
 
         Args:
             handle: The file or inline bytes.

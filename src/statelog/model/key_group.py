@@ -1,5 +1,5 @@
 """
-Key groups: the shards of the key space, and the ranges of them that tasks own.
+Key groups: shards of the key space, and the ranges of them that tasks own.
 
 The number of key groups of a job never changes (its *maximum parallelism*).  The number of tasks
 may change, because a task owns a contiguous range of groups.
@@ -27,7 +27,7 @@ MAX_PARALLELISM_LIMIT = 32768
 @dataclass(frozen=True, slots=True, order=True)
 class KeyGroupRange:
     """
-    The key groups *start* to *end*, both inclusive.
+    The key groups from *start* to *end*, both inclusive.
 
     The empty range is (0, -1), as in Flink.
 
@@ -57,7 +57,7 @@ class KeyGroupRange:
 
     @classmethod
     def of(cls, start: int, end: int) -> KeyGroupRange:
-        """Return [start, end], or the empty range if *start* is above *end*."""
+        """Return [start, end], or the empty range if *start* is greater than *end*."""
         start = whole_number(start, "start")
         end = whole_number(end, "end")
         return cls(start, end) if start <= end else cls.empty()
@@ -72,11 +72,11 @@ class KeyGroupRange:
         return iter(range(self.start, self.end + 1))
 
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
-        """Return the key groups in both ranges."""
+        """Return the key groups that are in both ranges."""
         return KeyGroupRange.of(max(self.start, other.start), min(self.end, other.end))
 
     def split(self, parts: int) -> tuple[KeyGroupRange, ...]:
-        """Return the ranges of *parts* tasks, or fewer if there are fewer key groups."""
+        """Split the range for *parts* tasks, or fewer if there are fewer key groups."""
         if not len(self):
             return (self,)
         return tuple(
@@ -92,7 +92,7 @@ def key_group_range_for_operator(
     max_parallelism: int, parallelism: int, operator_index: int
 ) -> KeyGroupRange:
     """
-    Return the key groups of task *operator_index* out of *parallelism* tasks.
+    Return the key groups of the task with index *operator_index* out of *parallelism* tasks.
 
     Args:
         max_parallelism: Number of key groups, 1 to 32768.
@@ -122,7 +122,7 @@ def key_group_range_for_operator(
 
 
 def split_key_groups(max_parallelism: int, parallelism: int) -> tuple[KeyGroupRange, ...]:
-    """Return the ranges of all tasks, in order; together they cover every group."""
+    """Return the ranges of all tasks in order; together they cover all key groups."""
     parallelism = whole_number(parallelism, "parallelism", low=1)
     return tuple(
         key_group_range_for_operator(max_parallelism, parallelism, index)

@@ -1,5 +1,5 @@
 """
-State changes, one by one and in columns.
+State changes, either one by one or in columns.
 
 A record has no number of its own; a *change set* has one.  Ranges of numbers are half-open.
 Between the append and the file, changes travel as columns: an integer array of key groups and an
@@ -29,7 +29,7 @@ MAX_SEQUENCE_NUMBER = 2**63 - 1
 @dataclass(frozen=True, slots=True, order=True)
 class SequenceNumber:
     """
-    Position of a change set in the log of one writer.
+    The position of a change set in a writer's log.
 
     Args:
         value: 0 to 2**63-1.
@@ -49,7 +49,7 @@ class SequenceNumber:
     @classmethod
     def of(cls, value: int | SequenceNumber) -> SequenceNumber:
         """
-        Return *value* as a sequence number.
+        Convert *value* to a sequence number.
 
         Raises:
             UsageError: *value* is not a whole number, or outside 0..2**63-1.
@@ -57,7 +57,7 @@ class SequenceNumber:
         return value if isinstance(value, cls) else cls(value)  # type: ignore[arg-type]
 
     def next(self) -> SequenceNumber:
-        """Return the next number; raises `UsageError` at the end of the range."""
+        """Return the next number; raises `UsageError` after the last one."""
         return SequenceNumber(self.value + 1)
 
     def __int__(self) -> int:
@@ -97,7 +97,7 @@ class SequenceNumberRange:
         cls, from_sqn: int | SequenceNumber, to_sqn: int | SequenceNumber
     ) -> SequenceNumberRange:
         """
-        Return the range between numbers or plain integers.
+        Create a range from sequence numbers or plain integers.
 
         Raises `UsageError` as the class does.
         """
@@ -136,7 +136,7 @@ class StateChange(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangeBatch:
     """
-    Some changes as two columns of equal length.
+    Changes in two columns of equal length.
 
     Args:
         key_groups: int32, shape (n,); -1 marks metadata.
@@ -151,7 +151,7 @@ class ChangeBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Total length of all values."""
+        """The total length of all values in bytes."""
         return value_bytes(self.values)
 
     def __iter__(self) -> Iterator[StateChange]:
@@ -161,7 +161,7 @@ class ChangeBatch:
 
 class ChangeRows(ChangeBatch):
     """
-    A small batch of changes, stored as rows.
+    A small batch of changes that is stored as rows.
 
     As columns, one change takes more than a kilobyte.  Each access to a column builds it again.
     """
@@ -177,17 +177,17 @@ class ChangeRows(ChangeBatch):
 
     @property
     def key_groups(self) -> Int32Array:
-        """The column of key groups, see `ChangeBatch`."""
+        """The column of key groups; see `ChangeBatch`."""
         return np.array(self.rows_key_groups, np.int32)
 
     @property
     def values(self) -> pa.Array:
-        """The column of values, see `ChangeBatch`."""
+        """The column of values; see `ChangeBatch`."""
         return pa.array(self.rows_values, pa.binary())
 
     @property
     def size_bytes(self) -> int:
-        """Total length of all values."""
+        """The total length of all values in bytes."""
         return sum(map(len, self.rows_values))
 
     def __len__(self) -> int:
@@ -200,7 +200,7 @@ class ChangeRows(ChangeBatch):
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class StateChangeSet:
     """
-    A writer's changes between two cuts: the unit of numbering, upload and truncation.
+    What a writer appended between two cuts: the unit of numbering, upload and truncation.
 
     Args:
         log_id: Number of the writer within its storage.
@@ -242,7 +242,7 @@ class StateChangeSet:
         changes: Iterable[StateChange | tuple[int, bytes]],
     ) -> StateChangeSet:
         """
-        Return the set of *changes*: pairs of a key group (-1: metadata) and bytes.
+        Create a set from *changes*: pairs of a key group (-1: metadata) and bytes.
 
         Raises:
             UsageError: A number is out of its range, or a change is not such a pair.
@@ -258,7 +258,7 @@ class StateChangeSet:
 
 
 def _batched(changes: object) -> tuple[tuple[ChangeBatch, ...], int]:
-    """Return checked changes as batches, and their size in bytes."""
+    """Check changes and return them as batches, with their size in bytes."""
     if not isinstance(changes, Iterable):
         raise refused("changes", "an iterable of changes", changes)
     pairs = [_checked_pair(change) for change in changes]
@@ -286,7 +286,7 @@ def _checked_pair(change: object) -> tuple[int, bytes]:
 
 def joined_values(arrays: Sequence[pa.Array]) -> pa.Array:
     """
-    Concatenate the values of arrays.
+    Concatenate the values in arrays.
 
     The result is `large_binary` where one of them is, or where 32-bit offsets are too small.
     """
@@ -301,7 +301,7 @@ def joined_values(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def value_bytes(values: pa.Array) -> int:
-    """Return the total length of a string or binary array's values, in constant time."""
+    """Return the total length of the values in a string or binary array, in constant time."""
     if len(values) == 0:
         return 0
     width = np.int64 if pa.types.is_large_binary(values.type) else np.int32

@@ -1,4 +1,4 @@
-"""Options: typed values with one declaration each, and `load_options`."""
+"""Options: typed values that are declared once each, and `load_options`."""
 
 from statelog.options.kinds import KIB, MIB
 from statelog.options.sections import (

@@ -1,5 +1,5 @@
 """
-Declare, name, parse and reject options.
+Declare, name, parse and validate options.
 
 A field of a dataclass declares an option by `option`: name, kind, default, range, and where it may
 be set.  Its text is the entry of the field in `Args:` of the class.  The names, the parsers, the
@@ -72,17 +72,17 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The option's name with its section."""
+        """The name of the option, including its section."""
         return f"{self.section}.{self.name}" if self.section else self.name
 
     @property
     def other_keys(self) -> tuple[str, ...]:
-        """The option's other names."""
+        """The other names of the option."""
         return tuple(f"{also}{self.name}" if also.endswith(".") else also for also in self.also)
 
     @property
     def bounds(self) -> str:
-        """The option's range, as text that follows the kind."""
+        """The range of the option, as text that follows the kind of value."""
         bounds = {"at least": self.least, "at most": self.most}
         texts = [
             f"{word} {describe_size(bound) if self.kind is SIZE else f'{bound:,}'}"
@@ -93,7 +93,7 @@ class Option:
 
     @property
     def described_values(self) -> str:
-        """The option's kind of values, for documentation."""
+        """The kind of values that the option takes, for documentation."""
         return self.values or f"{self.kind.name}{self.bounds}"
 
     def parse(self, value: object, name: str = "") -> object:
@@ -120,7 +120,7 @@ def option(
     compare: bool = True,
     **declared: Any,
 ) -> D | T:
-    """Return a dataclass field that declares an option; see `Option` for the arguments."""
+    """Return a dataclass field that declares an option; arguments as for `Option`."""
     metadata = {"option": Option(name=name, kind=kind, default=default, **declared)}
     if callable(default):
         return dataclasses.field(default_factory=default, compare=compare, metadata=metadata)
@@ -129,7 +129,7 @@ def option(
 
 @functools.cache
 def options_of(kind: type[DataclassInstance], section: str = "") -> tuple[Option, ...]:
-    """Return the options that the fields of a dataclass declare."""
+    """Return the options declared by the fields of a dataclass."""
     return tuple(
         dataclasses.replace(option.metadata["option"], section=section, field=option.name)
         for option in dataclasses.fields(kind)
@@ -138,7 +138,7 @@ def options_of(kind: type[DataclassInstance], section: str = "") -> tuple[Option
 
 
 def describe_values(kind: type, options: Mapping[str, Option]) -> None:
-    """Add the kind of each option to its text in a class's docstring."""
+    """Add the kind of value of each option to its description in a class's docstring."""
     for name, declared in options.items():
         if kind.__doc__ is not None:  # it is None under python -OO
             text = f"\n        {name}: "
@@ -147,7 +147,7 @@ def describe_values(kind: type, options: Mapping[str, Option]) -> None:
 
 
 def check_fields(options: DataclassInstance) -> None:
-    """Check each field of an option class, which accepts values but not text."""
+    """Check the fields of an option class, which accepts typed values but not text."""
     for declared in options_of(type(options)):
         field = declared.field
         value = getattr(options, declared.field)
@@ -162,7 +162,7 @@ def check_fields(options: DataclassInstance) -> None:
 @dataclass(frozen=True, slots=True)
 class Names:
     """
-    The options by all their names.
+    Maps every name of each option to the option.
 
     Args:
         plain: Returns a name without what does not count in it, such as letter case.
@@ -175,7 +175,7 @@ class Names:
     advice: str
 
     def find(self, key: str) -> Option:
-        """Return the option with the name *key*."""
+        """Return the option that has the name *key*."""
         if (declared := self.by_name.get(self.plain(key))) is not None:
             return declared
         near = nearest(self.plain(key), self.by_name)
@@ -184,14 +184,14 @@ class Names:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the entry of *names* that *name* probably misspells, or ""."""
+    """Return the entry of *names* that *name* is probably meant to be, or ""."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=0.7)), "")
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
     """
-    A Flink key without a statelog option.
+    A key of Flink for which statelog does not have an option.
 
     Args:
         keys: Its spellings.
@@ -206,7 +206,7 @@ class ForeignKey:
     reason: str
 
     def parse(self, value: object) -> object:
-        """Return the value."""
+        """Return the value unchanged."""
         parsed = self.kind.parse(value, self.keys[0])
         if self.allowed not in (None, parsed):
             raise InvalidOptionsError(
@@ -219,7 +219,7 @@ class ForeignKey:
 
 
 def read(entries: Iterable[Entry], find: Callable[[str], Option | ForeignKey]) -> Values:
-    """Parse the settings of one place."""
+    """Parse the settings from one place."""
     values: Values = {}
     for key, value, origin in entries:
         try:
@@ -240,7 +240,7 @@ def read(entries: Iterable[Entry], find: Callable[[str], Option | ForeignKey]) -
 
 
 def store_options(entries: Iterable[Entry]) -> tuple[list[Entry], dict[str, object]]:
-    """Return the other entries, and the options of the store's client by name."""
+    """Return the options for the store's client by name, and all other entries."""
     others: list[Entry] = []
     store: dict[str, object] = {}
     for key, value, origin in entries:
@@ -254,7 +254,7 @@ def store_options(entries: Iterable[Entry]) -> tuple[list[Entry], dict[str, obje
 def build(
     kind: type[OptionsT], values: Values, section: str = "", /, **other_fields: object
 ) -> OptionsT:
-    """Create an option class from the values of its section."""
+    """Create an instance of an option class from the values in its section."""
     chosen = {
         declared.field: (value, origin)
         for declared, value, origin in values.values()

@@ -1,4 +1,4 @@
-"""The kinds of option values: how to parse text and Python values, and their errors."""
+"""The kinds of option values: how to parse them from text and Python values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Kind(Generic[T_co]):
     def refused(
         self, value: object, name: str, bounds: str, advice: str = ""
     ) -> InvalidOptionsError:
-        """Return the error for a wrong value; *advice* says what to do."""
+        """Return the error for an invalid value; *advice* says what to do."""
         is_shown = self.shows_value and isinstance(value, _PLAIN)
         text = f"{value!r:.100}" if is_shown else f"a {type(value).__name__}"
         expected = f"{name} must be {self.form or self.name}{bounds}, not {text}"
@@ -110,7 +110,7 @@ def _ratio(value: object) -> float:
 
 
 def read_duration(value: object, bare_unit: str = "ms") -> dt.timedelta:
-    """Parse a duration from a `timedelta`, a number, "10 ms" or "PT0.01S"."""
+    """Convert a `timedelta`, a number, "10 ms" or "PT0.01S" to a duration."""
     if isinstance(value, dt.timedelta):
         return value
     text = value.strip() if isinstance(value, str) else str(_whole(value))
@@ -174,7 +174,7 @@ def _word(value: object) -> str:
 
 
 def choice(*values: T) -> Kind[T]:
-    """Return the kind for a choice of words, case-insensitive, or of enum members."""
+    """Return the kind of value for a choice of enum members or case-insensitive words."""
     by_word = {_word(value): value for value in values}
     *first, last = [f'"{word}"' for word in by_word]
     return Kind(f"{', '.join(first)} or {last}", lambda value: by_word[_word(value)])
@@ -189,7 +189,7 @@ AS_GIVEN: Final[Kind[Any]] = Kind("any value", _as_given)
 
 
 def describe_size(value: int) -> str:
-    """Format a number of bytes for an option."""
+    """Format a number of bytes as the value of an option."""
     for unit, length in (("mb", MIB), ("kb", KIB)):
         if value and value % length == 0:
             return f"{value // length} {unit}"

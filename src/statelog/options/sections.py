@@ -1,5 +1,5 @@
 """
-Options as typed values, with units in the name or the type.
+Options as typed values, with units in their names or types.
 
 There is one class for each component that takes options.  Each field declares an option, once: see
 `declaration.py`; a new field needs no other place.  The defaults are Flink 2.3.0's unless a comment
@@ -152,7 +152,7 @@ class ChangelogOptions:
     @classmethod
     def from_mapping(cls, settings: Mapping[str, object]) -> ChangelogOptions:
         """
-        Build options from text settings.
+        Create options from settings that are text.
 
         Keys may be ours ("changelog.batch.persist-delay", with or without the section), Flink's
         (deprecated ones too) or the field names.  Sizes may be numbers of bytes or text such as
@@ -172,7 +172,7 @@ class ChangelogOptions:
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
     """
-    Settings of a `CheckpointCoordinator`.
+    The settings of a `CheckpointCoordinator`.
 
     Args:
         retained: Completed checkpoints that can be restored.
@@ -205,7 +205,7 @@ class CheckpointOptions:
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """
-    Settings of an `FsCheckpointStreamFactory`; its `from_options` reads them.
+    The settings of an `FsCheckpointStreamFactory`; its `from_options` reads them.
 
     Args:
         data_inline_threshold_bytes: State up to this size stays in its handle.  In a query: changes
@@ -243,7 +243,7 @@ class StreamOptions:
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
     """
-    Limits for the log, and for the snapshots that one micro-batch writes.
+    Limits on the log, and on the snapshots that a micro-batch writes.
 
     Args:
         log_to_snapshot_ratio: The log may grow to this many times the size of the state before
@@ -270,7 +270,7 @@ class SnapshotPolicy:
 @dataclass(frozen=True, slots=True)
 class StateOptions:
     """
-    Where a query's worker stores its state.
+    Where the workers of a query store its state.
 
     Args:
         backend: auto: in memory while it fits into `memoryBudget`, else on the host's disk. memory:
@@ -432,17 +432,17 @@ _FOREIGN_KEYS: Final = {key: foreign for foreign in FOREIGN for key in foreign.k
 
 
 def plain_key(key: str) -> str:
-    """Convert a key to lower case, with "_" for each separator."""
+    """Convert a key to lower case, with "_" in place of each separator."""
     return key.strip().lower().replace(".", "_").replace("-", "_")
 
 
 def variable_of(key: str) -> str:
-    """Return the environment variable for a statelog key."""
+    """Return the environment variable that sets a statelog key."""
     return "STATELOG_" + plain_key(key).upper()
 
 
 def _by_name() -> dict[str, Option]:
-    """Return the options by all plain names; a name without a section is the first option's."""
+    """Return the options by all plain names; without a section, a name means the first match."""
     by_name = {
         plain_key(key): declared
         for declared in OPTIONS
@@ -459,7 +459,7 @@ _NAMES: Final = Names(plain_key, _by_name(), "docs/reference/options.md lists al
 
 
 def find_option(key: str) -> Option | ForeignKey:
-    """Return the option for *key*: statelog's key, Flink's, or a name without its section."""
+    """Find the option for *key*: statelog's key, Flink's, or a name without its section."""
     return _FOREIGN_KEYS.get(key) or _NAMES.find(key)
 
 

@@ -1,5 +1,5 @@
 """
-Load options from all places where they can be set.
+Load options from all places in which they can be set.
 
 Precedence, highest first: the code, Spark's configuration, the environment, a YAML file, the
 defaults.  Every error names the place of its value.
@@ -81,7 +81,7 @@ def load_options(
 
 
 def options_from(values: Values) -> Options:
-    """Return all sections, from the values of all places."""
+    """Return all sections, given the values from all places."""
     sections: dict[str, object] = {
         name.replace("-", "_"): build(kind, values, name) for kind, name in SECTIONS.items()
     }
@@ -99,7 +99,7 @@ def _from_spark(conf: Mapping[str, str] | Iterable[tuple[str, str]]) -> Iterator
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Entry]:
-    """Yield the settings in the environment."""
+    """Yield the settings made in environment variables."""
     variables = {variable_of(declared.key): declared.key for declared in OPTIONS}
     endings = [name.removeprefix(_VARIABLE_PREFIX) for name in variables]
     sections = tuple(variable_of(f"{section}.") for section in SECTIONS.values())
@@ -177,7 +177,7 @@ _BATCH_MAX_BYTES: Final = 10 * MIB
 
 def task_defaults(memory_budget: int = MEMORY_BUDGET) -> dict[str, object]:
     """
-    Return the defaults of a task by key.
+    Return the default values for a task by key.
 
     Args:
         memory_budget: Bytes that state and rows take in the worker.
@@ -197,5 +197,5 @@ def task_defaults(memory_budget: int = MEMORY_BUDGET) -> dict[str, object]:
 
 
 def task_options() -> Options:
-    """Return the options of a query without settings."""
+    """Return the options of a query that does not set any."""
     return load_options(task_defaults(), environ={})

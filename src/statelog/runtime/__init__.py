@@ -1,5 +1,5 @@
 """
-Clocks, ids, timers, pools, threads, locks, signals and forks.
+Clocks, ids, timers, thread pools, locks, signals and forks.
 
 All that depends on the process.
 """

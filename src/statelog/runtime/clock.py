@@ -1,4 +1,4 @@
-"""Time, unique names and randomness, passed in wherever they matter."""
+"""Time, unique names and randomness, which are passed in wherever they matter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Clock(Protocol):
     """
 
     def now_ns(self) -> int:
-        """Return nanoseconds since an arbitrary fixed point; never decreases."""
+        """Return nanoseconds since an arbitrary fixed point; the value never decreases."""
         ...
 
 
@@ -27,12 +27,12 @@ class SystemClock:
     """The monotonic clock of this machine."""
 
     def now_ns(self) -> int:
-        """Return nanoseconds since an arbitrary fixed point; never decreases."""
+        """Return nanoseconds since an arbitrary fixed point; the value never decreases."""
         return time.monotonic_ns()
 
 
 def wall_clock_seconds() -> float:
-    """Return seconds since 1970 (UTC), to compare with times of local files."""
+    """Return seconds since 1970 (UTC), for comparison with the times of local files."""
     return time.time()
 
 
@@ -42,7 +42,7 @@ def wall_clock_ms() -> int:
 
 
 def utc_time(milliseconds: int) -> dt.datetime | None:
-    """Convert a stored time since 1970 to UTC; None if it is outside the years 1 to 9999."""
+    """Convert a stored time since 1970 to UTC; return None outside the years 1 to 9999."""
     try:
         return _EPOCH + dt.timedelta(milliseconds=milliseconds)
     except OverflowError:
@@ -50,12 +50,12 @@ def utc_time(milliseconds: int) -> dt.datetime | None:
 
 
 def pause(seconds: float) -> None:
-    """Block the calling thread for a number of seconds."""
+    """Block the calling thread for the given number of seconds."""
     time.sleep(seconds)
 
 
 class Stopwatch:
-    """Splits elapsed time into named phases, in milliseconds."""
+    """Divides elapsed time into named phases, in milliseconds."""
 
     def __init__(self) -> None:
         self.milliseconds: dict[str, float] = {}
@@ -63,7 +63,7 @@ class Stopwatch:
 
     def lap(self, phase: str) -> None:
         """
-        End a phase, and start the next.
+        End a phase, and start the next one.
 
         A name that is repeated adds up.
         """
@@ -72,7 +72,7 @@ class Stopwatch:
         self._last = now
 
     def with_total(self) -> dict[str, float]:
-        """Return the phases, and `total` from the start to the last lap."""
+        """Return the phases, and `total`: the time from the start to the last lap."""
         return {**self.milliseconds, "total": (self._last - self._start) * 1e3}
 
 
@@ -88,12 +88,12 @@ class IdSource(Protocol):
         ...
 
     def fraction(self) -> float:
-        """Return a number in [0, 1) to spread retries."""
+        """Return a number in [0, 1), which spreads retries over time."""
         ...
 
 
 class RandomIds:
-    """Random UUIDs, in the form of Flink's file names.  Safe across a fork."""
+    """Random UUIDs in the form that Flink uses in file names. Safe after a fork."""
 
     def new_id(self) -> str:
         """Return a random UUID."""

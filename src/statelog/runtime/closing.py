@@ -1,4 +1,4 @@
-"""Close several parts, even if closing one of them fails."""
+"""Close several parts, even if closing some of them fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("statelog")
 
 def close_all(*closes: Callable[[], object]) -> None:
     """
-    Call all *closes*, in order, then raise the first error.
+    Call all *closes* in order, then raise the first error, if any.
 
     Later errors are logged.  An interrupt (Ctrl-C) is raised in preference to an error, after the
     other parts are closed.
@@ -35,7 +35,7 @@ def close_all(*closes: Callable[[], object]) -> None:
 
 def close_after(error: BaseException | None, close: Callable[[], object]) -> None:
     """
-    Call *close* at the end of a `with` block that ended with *error*.
+    Call *close* at the end of a `with` block that may have ended with *error*.
 
     An error of *close* is raised if the block succeeded.  If the block failed, it is added to the
     block's error as a note, because the first error explains the failure.

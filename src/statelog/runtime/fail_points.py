@@ -1,5 +1,5 @@
 """
-Named points where a crash test kills the process.
+Named points at which a crash test kills the process.
 
 `STATELOG_FAIL_POINTS="after-upload:3"` sends SIGKILL to the process when it reaches `after-upload`
 for the third time; several points are separated by commas.  An unarmed fail point costs one lookup
@@ -21,7 +21,7 @@ _counting = threading.Lock()
 
 
 def parse_fail_points(text: str) -> dict[str, int]:
-    """Return the remaining hits of each named point."""
+    """Parse how many hits remain for each named point."""
     armed: dict[str, int] = {}
     for point in filter(None, (piece.strip() for piece in text.split(","))):
         name, separator, count = point.partition(":")
@@ -37,7 +37,7 @@ _armed: Final = parse_fail_points(os.environ.get(VARIABLE, ""))
 
 
 def fail_point(name: str) -> None:
-    """Kill this process if *name* is armed and its count is reached."""
+    """Kill this process if the point *name* is armed and its count is reached."""
     if name in _armed:
         with _counting:
             _armed[name] -= 1

@@ -1,5 +1,5 @@
 """
-The single lock of a storage, and the process that owns it.
+The only lock of a storage, and the process that owns it.
 
 Under the lock run `core.handle` and the shell's own bookkeeping, nothing else.  Calls to stores,
 callbacks, futures, logs and metrics follow after its release.  The only wait is `wait_for`, which
@@ -27,10 +27,10 @@ _PRUNE_AT: Final = 64
 
 
 class Inheritable(Protocol):
-    """An object that is notified in a forked child."""
+    """An object that is notified in a forked child process."""
 
     def after_fork(self) -> None:
-        """Handle the fork, in the child, before other code runs there."""
+        """Handle a fork in the child, before any other code runs there."""
         ...
 
 
@@ -77,13 +77,13 @@ class OwningProcess:
         self._generation = LINEAGE.generation
 
     def check(self) -> None:
-        """Raise in a child of the owning process."""
+        """Raise an error in a child of the owning process."""
         if self._generation != LINEAGE.generation:
             raise inherited_error(self._what, self._generation)
 
 
 def inherited_error(what: str, generation: int) -> StoreError:
-    """Return the error for *what* that a forked process inherited."""
+    """Return the error for using *what* in a process that inherited it through a fork."""
     return StoreError(
         f"{what} belongs to process {LINEAGE.pids[generation]} and cannot be used in process "
         f"{os.getpid()}, which inherited it over a fork without its threads; open a new storage "
@@ -93,7 +93,7 @@ def inherited_error(what: str, generation: int) -> StoreError:
 
 
 def notify_after_fork(inheritable: Inheritable) -> None:
-    """Call `after_fork` of *inheritable* in every forked child."""
+    """Call the `after_fork` method of *inheritable* in every forked child."""
     LINEAGE.add(inheritable)
 
 
@@ -116,7 +116,7 @@ else:
 
 
 class Lock(Protocol):
-    """A lock with a condition to wait for."""
+    """A lock with a condition that threads can wait for."""
 
     def __enter__(self) -> object: ...
 
@@ -129,14 +129,14 @@ class Lock(Protocol):
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None) -> bool:
         """
-        Release the lock until *predicate* holds; return whether it does.
+        Release the lock until *predicate* is true; return whether it is.
 
         Must be called with the lock held; *predicate* runs with the lock held.
         """
         ...
 
     def notify_all(self) -> None:
-        """Make every waiter check its predicate again.  Must be called with the lock held."""
+        """Make every waiter check its predicate again. The caller must hold the lock."""
         ...
 
 
@@ -167,13 +167,13 @@ class ThreadLock(_RLock):
             raise
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire the lock; return whether it is held."""
+        """Acquire the lock; return whether it was acquired."""
         if self._generation != LINEAGE.generation:
             raise inherited_error("a lock of the changelog storage", self._generation)
         return super().acquire(blocking, timeout)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Release the lock until a notification; return whether it came in time."""
+        """Release the lock until notified; return whether the notification came in time."""
         waiter = threading.Lock()
         waiter.acquire()
         self._waiters.append(waiter)
@@ -201,7 +201,7 @@ class ThreadLock(_RLock):
         return woken
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Release the lock until *predicate* holds; return whether it does."""
+        """Release the lock until *predicate* is true; return whether it is."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not predicate():
             left_s = None if until_s is None else until_s - time.monotonic()
@@ -222,7 +222,7 @@ class ThreadLock(_RLock):
 
 
 class ReentrantThreadLock(ThreadLock):
-    """A `ThreadLock` that one thread may acquire repeatedly, but then without waiting."""
+    """A `ThreadLock` that a thread can acquire repeatedly, but cannot wait on while nested."""
 
     __slots__ = ()
 

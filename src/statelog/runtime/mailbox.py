@@ -1,5 +1,5 @@
 """
-Mailboxes: the owning thread runs commands of other threads.
+Mailboxes: a thread runs commands that other threads send to it.
 
 A writer with a mailbox runs the callbacks of its persists there, so that a callback may use what
 belongs to the owner's thread without a lock.
@@ -30,11 +30,11 @@ _LONGEST_WAIT_S: Final = 1e9
 
 @runtime_checkable
 class MailboxExecutor(Protocol):
-    """Runs commands later, one after another, on the owner's thread."""
+    """Runs commands later, one after another, on the thread of its owner."""
 
     def execute(self, command: Command, description: str = "") -> None:
         """
-        Run *command* on the owner's thread, later.
+        Run *command* later, on the owner's thread.
 
         Must not wait, and must not run the command within this call on another thread.
 
@@ -65,7 +65,7 @@ class TaskMailbox(ClosesAtExit):
 
     def execute(self, command: Command, description: str = "") -> None:
         """
-        Run *command* on the owner's thread, when the owner next runs commands.
+        Run *command* on the owner's thread the next time the owner runs commands.
 
         Args:
             command: A function without arguments; its result is ignored.
@@ -88,7 +88,7 @@ class TaskMailbox(ClosesAtExit):
 
     def drain(self) -> int:
         """
-        Run the waiting commands, and return how many ran; do not wait for more.
+        Run the waiting commands without waiting for more; return how many ran.
 
         A command that a command adds waits for the next call.
 
@@ -106,7 +106,7 @@ class TaskMailbox(ClosesAtExit):
 
     def run(self, until: Callable[[], bool] | Future[T], timeout_s: Seconds | None = None) -> bool:
         """
-        Run commands, and wait for more, until *until* holds.
+        Run commands, waiting for more, until *until* is true or done.
 
         Args:
             until: A future that ends, or a function without arguments, called after each command.
@@ -155,7 +155,7 @@ class TaskMailbox(ClosesAtExit):
         close_all(*(command for command, _ in commands))
 
     def _condition(self, until: Callable[[], bool] | Future[T]) -> Callable[[], bool]:
-        """Return a function that tells whether *until* holds; a future wakes the owner."""
+        """Return a function that checks *until*; if *until* is a future, it wakes the owner."""
         if isinstance(until, Future):
             Future.add_done_callback(until, self._wake)
             return until.done
@@ -169,7 +169,7 @@ class TaskMailbox(ClosesAtExit):
             self._changed.notify_all()
 
     def _wait(self, deadline_s: float) -> bool:
-        """Wait for a command or the end of a future; return False if neither came."""
+        """Wait for a command or for the end of a future; return False if neither came."""
         with self._changed:
             self._changed.wait_for(
                 lambda: bool(self._commands) or self._woken or self._closed,

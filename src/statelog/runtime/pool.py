@@ -35,13 +35,13 @@ SPARE_THREADS: Final = 8
 
 
 class Pool(Protocol):
-    """Runs blocking work while the caller continues."""
+    """Runs blocking work while its caller continues."""
 
     def submit(
         self, work: Callable[[], T], done: Callable[[T, BaseException | None], None]
     ) -> None:
         """
-        Run *work*, then *done* with its result or its error of any kind.
+        Run *work*, then call *done* with its result or with an error of any kind.
 
         *done* is called exactly once, on the same thread, unless *work* never returns.  On a
         closed pool it is called at once with `ClosedError`, and with `UnavailableError` if the
@@ -50,15 +50,15 @@ class Pool(Protocol):
         ...
 
     def add_spare_thread(self) -> None:
-        """Count a hung thread, and use a spare thread if one is available."""
+        """Count a hung thread, and start using a spare thread if one is available."""
         ...
 
     def starved(self) -> bool:
-        """Return whether work is waiting and every thread, including spare ones, hangs."""
+        """Return whether work is waiting while every thread, including spare ones, hangs."""
         ...
 
     def remove_spare_thread(self) -> None:
-        """Undo one `add_spare_thread`: the hung thread has returned."""
+        """Undo one call of `add_spare_thread`, because the hung thread has returned."""
         ...
 
     def close(self, timeout_s: float) -> None:
@@ -81,7 +81,7 @@ class PoolFuture(Future[T]):
         self._mailbox = mailbox
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call *fn* with this future when it completes, or at once if it is complete."""
+        """Call *fn* with this future when it completes, or at once if it already has."""
         callbacks = self._callbacks
         if callbacks is None or self.done():
             super().add_done_callback(fn)
@@ -106,7 +106,7 @@ class PoolFuture(Future[T]):
             call_later(callbacks, fn, self)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the future with *error*; if it has ended, only wake its waiters again."""
+        """Fail the future with *error*; if it has already ended, only wake its waiters again."""
         try:
             self.set_exception(error)
         except InvalidStateError:
@@ -136,7 +136,7 @@ class ThreadPool:
     def submit(
         self, work: Callable[[], T], done: Callable[[T, BaseException | None], None]
     ) -> None:
-        """Run *work*, then *done* with its result or its error."""
+        """Run *work*, then call *done* with its result or its error."""
         refused: list[_Job] = []
         with self._changed:
             closed = self._closed
@@ -149,19 +149,19 @@ class ThreadPool:
             self._refuse(refused, self._no_thread_error())
 
     def add_spare_thread(self) -> None:
-        """Count a hung thread, and use a spare thread if one is available."""
+        """Count a hung thread, and start using a spare thread if one is available."""
         with self._changed:
             self._hung += 1
             refused = self._assign()
         self._refuse(refused, self._no_thread_error())
 
     def remove_spare_thread(self) -> None:
-        """Undo one `add_spare_thread`."""
+        """Undo one call of `add_spare_thread`."""
         with self._changed:
             self._hung -= 1
 
     def starved(self) -> bool:
-        """Return whether work is waiting and every thread, including spare ones, hangs."""
+        """Return whether work is waiting while every thread, including spare ones, hangs."""
         with self._changed:
             if not self._jobs or self._idle or self._threads > self._hung:
                 return False
@@ -182,7 +182,7 @@ class ThreadPool:
             self._changed.wait_for(lambda: self._threads == 0, timeout_s)
 
     def _assign(self) -> list[_Job]:
-        """Assign the newest job to a thread; return jobs that no thread runs.  Under the lock."""
+        """Assign the newest job to a thread; return jobs that cannot get one. Under the lock."""
         if self._idle >= len(self._jobs):
             self._changed.notify()
         elif self._threads < self._limit and self._jobs:
@@ -198,7 +198,7 @@ class ThreadPool:
         return []
 
     def _without_thread(self) -> list[_Job]:
-        """Leave the jobs to running threads, or return them.  Under the lock."""
+        """Leave the jobs to running threads, or return the jobs. Under the lock."""
         if self._threads:
             return []
         refused = list(self._jobs)
@@ -246,7 +246,7 @@ class ThreadPool:
 
 
 def _perform(work: Callable[[], object], done: Done) -> None:
-    """Run *work* and call *done*."""
+    """Run *work* and call *done* with its outcome."""
     result: object = None
     error: BaseException | None = None
     try:
@@ -288,7 +288,7 @@ _START_S: Final = 5.0
 
 
 def together(calls: Sequence[Callable[[], T]], *, at_one_moment: bool = False) -> list[T]:
-    """Return the results of *calls* in order."""
+    """Run *calls* at the same time, and return their results in order."""
     threads = min(len(calls), CALLS_MAX)
     start = threading.Barrier(threads) if at_one_moment else None
     pool = ThreadPoolExecutor(threads, thread_name_prefix="statelog-request")
@@ -324,7 +324,7 @@ def in_background(work: Callable[[], T], name: str) -> Future[T]:
 
 class Poller:
     """
-    Calls *poll* on a dedicated daemon thread, from construction until `close`.
+    Calls *poll* on a dedicated daemon thread until it is closed.
 
     Thread: `close` from any, also from *poll*.
     """
@@ -346,7 +346,7 @@ class Poller:
 
     def close(self, timeout_s: float) -> bool:
         """
-        Stop calling, and wait for a running call; further calls do nothing.
+        Stop calling *poll*, and wait for a call in progress; further closes do nothing.
 
         Returns:
             Whether the thread has ended.

@@ -1,5 +1,5 @@
 """
-Bundle the clock, ids, lock, timers and pools of one storage.
+Bundle the clock, ids, lock, timers and thread pools of one storage.
 
 A simulation passes a virtual clock, seeded ids and pools without threads; the packages above do not
 change.  Real timers are a heap of deadlines and one thread, which starts at the first timer.
@@ -36,14 +36,14 @@ class Timers(Protocol):
 
     def schedule(self, at_ns: int, callback: Callable[[], None]) -> Timer:
         """
-        Call *callback* once, on the timers' thread, at or soon after *at_ns* of the clock.
+        Call *callback* once, on the timers' thread, at *at_ns* on the clock or soon after.
 
         Its exceptions are logged; it must not block, and must not call code of users.
         """
         ...
 
     def close(self) -> None:
-        """Drop all timers.  Later timers are accepted but never fire.  May be called twice."""
+        """Drop all timers. Timers added later are accepted but never fire. May be called twice."""
         ...
 
 
@@ -75,7 +75,7 @@ class ThreadTimers:
         self._closed = False
 
     def schedule(self, at_ns: int, callback: Callable[[], None]) -> Timer:
-        """Call *callback* once, on the timers' thread, at or soon after *at_ns* of the clock."""
+        """Call *callback* once, on the timers' thread, at *at_ns* on the clock or soon after."""
         with self._changed:
             entry = _Entry(at_ns, self._order, callback)
             self._order += 1
@@ -142,7 +142,7 @@ def _callback_pool() -> Pool:
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """
-    Clock, ids, lock, timers and pools of one storage.
+    The clock, ids, lock, timers and pools of one storage.
 
     Args:
         clock: The clock.
@@ -163,7 +163,7 @@ class Runtime:
     callback_pool: Pool = field(default_factory=_callback_pool)
 
     def close(self, timeout_s: float) -> None:
-        """Stop timers and pools; running work has *timeout_s* to finish."""
+        """Stop the timers and pools; running work has *timeout_s* to finish."""
         close_all(
             self.timers.close,
             lambda: self.upload_pool.close(timeout_s),
@@ -173,7 +173,7 @@ class Runtime:
 
 
 def system_runtime(*, upload_threads: int = 5, discard_threads: int = 1) -> Runtime:
-    """Return a runtime with real clocks and with threads that start on demand."""
+    """Return a runtime with real clocks, and with threads that start on demand."""
     clock = SystemClock()
     return Runtime(
         clock=clock,

@@ -1,5 +1,5 @@
 """
-Tools for users' tests.
+Tools for testing user code.
 
 `ProcessorTester` runs a `StatefulProcessor` in a unit test, without Spark (needs the extra
 `spark`).  `store_contract` tests a store of one's own, and `faulty_store` has faults for the tests

@@ -23,7 +23,7 @@ _MS: Final = 1_000_000
 
 
 class FaultKind(enum.Enum):
-    """The effect of a fault on an operation."""
+    """How a fault affects an operation."""
 
     NONE = "none"
     ERROR = "error"
@@ -48,20 +48,20 @@ class FaultKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The fault of one operation: its kind, and the time until the answer."""
+    """The fault in one operation: its kind, and how long the answer takes."""
 
     kind: FaultKind = FaultKind.NONE
     latency_ns: int = _MS
 
 
 class OddError(Exception):
-    """An error that is not part of the interface of a store."""
+    """An error that stores are not supposed to raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
     """
-    The rates of faults.
+    How often each kind of fault occurs.
 
     Args:
         error_rate: Part of all operations that fail, 0 to 1.
@@ -76,7 +76,7 @@ class FaultPlan:
     hangs: bool = True
 
     def draw(self, rng: random.Random) -> Fault:
-        """Return the fault of the next operation."""
+        """Draw the fault for the next operation."""
         latency_ns = rng.randrange(self.latency_ns // 2, self.latency_ns * 2)
         if rng.random() < self.slow_rate:
             latency_ns *= rng.randrange(2, 20)
@@ -90,7 +90,7 @@ class FaultPlan:
 
 class FaultyStore:
     """
-    An `ObjectStore` in memory.
+    An `ObjectStore` in memory, whose operations can fail.
 
     `objects` contains the stored objects and may be read directly.  The next put, delete or get
     consumes `next_fault`.  `in_flight` contains objects that other clients are putting: the first
@@ -107,11 +107,11 @@ class FaultyStore:
 
     @property
     def url(self) -> str:
-        """URL of the store's root."""
+        """The URL of the store's root."""
         return "faulty://"
 
     def put(self, path: str, data: Buffers) -> None:
-        """Write a new object, subject to the next fault."""
+        """Write a new object, unless the next fault prevents it."""
         kind = self._fault()
         content = joined(data)
         if path in self.objects:
@@ -139,7 +139,7 @@ class FaultyStore:
         raise ObjectExistsError(f"{path}: 409 ConditionalRequestConflict", path=path)
 
     def _land(self, path: str) -> None:
-        """Store an object in flight whose name was rejected before."""
+        """Store an object that is in flight although its put was reported as failed."""
         if path in self._refused:
             self._refused.discard(path)
             self.objects[path] = self.in_flight.pop(path)
@@ -154,7 +154,7 @@ class FaultyStore:
         return self.get(path)[start : start + length]
 
     def head(self, path: str) -> ObjectInfo:
-        """Return size and age of the object, or raise `ObjectNotFoundError`."""
+        """Return the size and age of an object, or raise `ObjectNotFoundError`."""
         return ObjectInfo(path, len(self._content(path)), _EPOCH)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -170,7 +170,7 @@ class FaultyStore:
         return sorted({name.split("/", 1)[0] for name in names if "/" in name})
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete the objects; ignore names that do not exist."""
+        """Delete the objects; names that do not exist are ignored."""
         kind = self._fault()
         for path in paths:
             if kind in (FaultKind.NONE, FaultKind.LOST_ANSWER, FaultKind.SILENT):
@@ -196,5 +196,5 @@ class FaultyStore:
 
 
 def joined(data: Buffers) -> bytes:
-    """Return the content of an object in one piece."""
+    """Join the content of an object into one piece."""
     return b"".join(pieces_of(data))

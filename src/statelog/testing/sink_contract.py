@@ -1,5 +1,5 @@
 """
-Test the contract of an `exactly_once` sink: subclass, add a fixture, and run pytest.
+Tests for the contract of an `exactly_once` sink: subclass, add a fixture, run pytest.
 
 ::
 
@@ -44,28 +44,28 @@ _LARGE: Final = 25_000
 
 
 class Killed(BaseException):
-    """A simulated death of a driver; `except Exception` does not catch it."""
+    """A simulated crash of a driver, which `except Exception` does not catch."""
 
 
 class SinkContract:
     """
-    Tests of an `ExactlyOnceSink`.
+    Tests for an `ExactlyOnceSink`.
 
     A subclass has a fixture `sink`, a sink of an empty target, and the method `stored`.
     """
 
     def stored(self, sink: ExactlyOnceSink) -> Sequence[tuple[str, str]]:
-        """Read the key and value of every row in the target without using the sink."""
+        """Read the key and value of every row in the target, without using the sink."""
         pytest.fail(f"{type(self).__name__} lacks the method stored, which reads the target")
 
     def another(self, sink: ExactlyOnceSink) -> ExactlyOnceSink:
-        """Return a second sink for the same target, as a second driver would create it."""
+        """Return a second sink for the same target, in the way a second driver would create it."""
         copy: ExactlyOnceSink = pickle.loads(pickle.dumps(sink))
         return copy
 
     def killed_before_commit(self, sink: ExactlyOnceSink) -> AbstractContextManager[object] | None:
         """
-        Return a context in which `write` raises `Killed` between the rows and the commit.
+        Return a context in which `write` raises `Killed` after the rows and before the commit.
 
         None if that cannot be simulated; the tests that need it are skipped.
         """
@@ -168,7 +168,7 @@ class SinkContract:
             driver.close()
 
     def race(self, writes: Sequence[tuple[ExactlyOnceSink, SinkBatch]]) -> None:
-        """Run drivers that read the target at the same time, each until an error."""
+        """Run drivers that read the target at the same time, each until it gets an error."""
         start = threading.Barrier(len(writes))
 
         def run(sink: ExactlyOnceSink, rows: SinkBatch) -> None:
@@ -249,7 +249,7 @@ class SinkContract:
         driver.close()
 
     def test_a_driver_meets_one_that_woke_before_it(self, sink: ExactlyOnceSink) -> None:
-        """Check that a batch that a rewind discarded is rejected."""
+        """Check that the target rejects a batch that a rewind has discarded."""
         self.write(sink, batch(0))
         driver = ExactlyOnce(self.another(sink))
         assert not driver.has(WRITER, batch(1, timeline=5).batch)
@@ -265,7 +265,7 @@ class SinkContract:
         driver.close()
 
     def test_a_race_with_a_driver_from_before_a_rewind(self, sink: ExactlyOnceSink) -> None:
-        """Check that the target rejects the slower of two racing drivers."""
+        """Check that the target rejects the slower of two drivers that race."""
         self.write(sink, batch(0))
         for number in range(1, _ROUNDS + 1):
             earlier = self.last(sink)
@@ -322,7 +322,7 @@ class SinkContract:
 
     @pytest.mark.parametrize("fault", ["before", "between", "after", "lost answer", "late error"])
     def test_each_row_is_written_once_after(self, sink: ExactlyOnceSink, fault: str) -> None:
-        """Fail at each batch, and check that a new driver can write the batch again."""
+        """Fail in each batch, and check that a new driver can write that batch again."""
         for number in range(_ROUNDS):
             driver = self.another(sink)
             if fault == "between":
@@ -348,16 +348,16 @@ class SinkContract:
 
     @contextlib.contextmanager
     def another_of(self, sink: ExactlyOnceSink) -> Iterator[ExactlyOnceSink]:
-        """Yield a second sink for the same target, and close it."""
+        """Yield a second sink for the same target, and close it at the end."""
         with contextlib.closing(self.another(sink)) as other:
             yield other
 
     def write(self, sink: ExactlyOnceSink, rows: SinkBatch) -> None:
-        """Write a micro-batch that follows the target's record."""
+        """Write a micro-batch that continues from the target's record."""
         sink.write(replace(rows, after=self.last(sink, rows.writer)))
 
     def refuses(self, sink: ExactlyOnceSink, rows: SinkBatch) -> None:
-        """Check that a micro-batch that does not follow the target's record is rejected."""
+        """Check that the sink rejects a micro-batch that does not continue from the record."""
         before = self.last(sink, rows.writer)
         with pytest.raises((FencedError, UnavailableError)):
             sink.write(rows)
@@ -374,7 +374,7 @@ class SinkContract:
 
 class Faulty:
     """
-    A sink whose calls of `write` fail around the write.
+    A sink whose `write` can fail before or after the rows are written.
 
     Args:
         sink: The sink.
@@ -389,7 +389,7 @@ class Faulty:
         self.close: Callable[[], None] = sink.close
 
     def write(self, rows: SinkBatch) -> None:
-        """Write the rows, and raise the fault."""
+        """Write the rows, and raise the error of the fault."""
         if self._fault == "before":
             raise Killed
         self._sink.write(rows)
@@ -419,12 +419,12 @@ def batch(
 
 
 def key_and_value(rows: SinkBatch) -> Iterator[tuple[str, str]]:
-    """Return the key and the value of each row."""
+    """Return the key and value of each row."""
     columns = (rows.rows.column(name).to_pylist() for name in ("key", "value"))
     return zip(*columns, strict=True)
 
 
 def deliver(function: ExactlyOnce, rows: SinkBatch) -> None:
-    """Write a micro-batch like `exactly_once`."""
+    """Write a micro-batch in the same way as `exactly_once`."""
     if not function.has(rows.writer, rows.batch):
         function.write(rows)

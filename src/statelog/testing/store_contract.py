@@ -1,5 +1,5 @@
 """
-Test the contract of a store: subclass, add a store fixture, and run pytest.
+Tests for the contract of a store: subclass, add a store fixture, run pytest.
 
 ::
 
@@ -53,7 +53,7 @@ _NAMES: Final = (
 
 class StoreContract:
     """
-    Tests of an `ObjectStore`.
+    Tests for an `ObjectStore`.
 
     A subclass has a fixture `store`: an empty store.  It may override `raw_objects` to read the
     objects without the store under test.
@@ -63,12 +63,12 @@ class StoreContract:
     """Whether a folder may be listed for a while after its last object was deleted."""
 
     def raw_objects(self, store: ObjectStore) -> dict[str, bytes]:
-        """Return all objects by name, read with a second client by default."""
+        """Return all objects by name, by default read through a second client."""
         other = self.another(store)
         return {info.path: bytes(other.get(info.path)) for info in other.list()}
 
     def another(self, store: ObjectStore) -> ObjectStore:
-        """Return a second client for the same location, as opened by Spark's workers."""
+        """Return a second client for the same location, like those opened by Spark's workers."""
         copy: ObjectStore = pickle.loads(pickle.dumps(store))
         return copy
 
@@ -319,11 +319,11 @@ class StoreContract:
 
 
 def listed(store: ObjectStore, prefix: str = "") -> list[str]:
-    """Return the names below *prefix*, sorted."""
+    """Return the names below *prefix* in sorted order."""
     return sorted(info.path for info in store.list(prefix))
 
 
 def in_threads(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Run *work* for all items in eight threads; raise the first error."""
+    """Run *work* on all items in eight threads, and raise the first error."""
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(work, items))

@@ -1,4 +1,4 @@
-"""`statelog dead-letters`: list the calls of a processor that failed and were skipped."""
+"""`statelog dead-letters`: list the processor calls that failed and were skipped."""
 
 from __future__ import annotations
 

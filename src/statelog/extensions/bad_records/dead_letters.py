@@ -1,5 +1,5 @@
 """
-Collect the keys of a task whose processing failed, with the data for their replay.
+Collect a task's keys whose processing failed, with the data needed to replay them.
 
 A dead letter is the recording of one failed call: its key, the state before it, its rows or timers,
 and the error.  It is committed with the micro-batch, so it exists if and only if the micro-batch
@@ -48,7 +48,7 @@ class TooManyErrorsError(ProcessorError):
 
 def is_bad_record(error: BaseException) -> bool:
     """
-    Return whether a call's rows or the processor's own code caused an error.
+    Return whether an error was caused by a call's rows or by the processor's own code.
 
     Errors of statelog and of the store, lack of memory, and the end of the process are not: they
     say nothing about the rows.  What such an error caused is not either.
@@ -103,7 +103,7 @@ NO_LETTERS: Final = Addition()
 @dataclass(frozen=True, slots=True)
 class FailedPart:
     """
-    The keys of a task whose processing failed.
+    A task's keys whose processing failed.
 
     Args:
         keys: Their number.
@@ -121,13 +121,13 @@ BAD_RECORDS: Final = "bad_records"
 
 
 def failures_of(ack: TaskAck) -> FailedPart:
-    """Return the failed keys from their task's result."""
+    """Return the failed keys from the result of their task."""
     return part_of(ack.extras, BAD_RECORDS, FailedPart) or NO_FAILURE
 
 
 @dataclass(slots=True)
 class _Seen:
-    """One dead letter, with the interface of a recorder."""
+    """A dead letter with the interface of a recorder."""
 
     codec: OperatorCodec
     keys: list[RecordedKey]
@@ -163,7 +163,7 @@ class FailedKeys:
         return len(self._keys)
 
     def before(self, cells: Cells, timers: tuple[int, ...]) -> Cells:
-        """Return a key's state for its dead letter; include only due timers that were called."""
+        """Return a key's state for its dead letter; of due timers, only those already called."""
         if self.frozen is not None:
             cells.pop(self.frozen.state_id, None)  # not of the processor
         if timers:
@@ -174,7 +174,7 @@ class FailedKeys:
         return cells
 
     def begin_part(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
-        """Start a part of the input, from which rows of failed keys are copied."""
+        """Begin a part of the input, from which the rows of failed keys are copied."""
         if self._policy.keeps_letters:
             parts = (rows,) if initial is None else (rows, initial)
             self._part = tuple(RecordedRows(source, LETTERS_BYTES_MAX) for source in parts)
@@ -187,7 +187,7 @@ class FailedKeys:
         before: Cells,
         error: BaseException,
     ) -> None:
-        """Add a call whose effects were rolled back."""
+        """Add a call whose effects have been rolled back."""
         self._keys.add(place)
         kind, text = error_text(error)
         if not self.first:
@@ -213,7 +213,7 @@ class FailedKeys:
         reason: str,
     ) -> None:
         """
-        Add a call that is skipped because its key is frozen.
+        Add a call that was skipped because its key is frozen.
 
         *reason* says since when, and why.
         """
@@ -227,7 +227,7 @@ class FailedKeys:
             self._of_part[letter.key_group, letter.key] = letter
 
     def check(self, of_keys: int | None, error: BaseException | None = None) -> None:
-        """Raise `TooManyErrorsError` if too many of the task's *of_keys* keys failed."""
+        """Raise `TooManyErrorsError` if too many of the task's *of_keys* keys have failed."""
         most = self._policy.most
         failed = len(self._keys)
         if most.is_exceeded(failed, of_keys):
@@ -244,7 +244,7 @@ class FailedKeys:
         )
 
     def end_part(self) -> None:
-        """Copy the rows of all failed keys of the part at once."""
+        """Copy the rows of all failed keys in the part at once."""
         chosen: dict[int, list[Key]] = {}
         for key_group, key in self._of_part:
             chosen.setdefault(key_group, []).append(key)
@@ -272,11 +272,11 @@ class FailedKeys:
         return table if table.num_rows else None
 
     def answer(self, files: OutputFiles, spec: TaskSpec) -> FailedPart:
-        """Return the task's result; raises like `put`."""
+        """Return the part of the task's result; raises like `put`."""
         return FailedPart(len(self), self.first, self.put(files, spec))
 
     def put(self, files: OutputFiles, spec: TaskSpec) -> Addition:
-        """Return the dead letters; write large ones to a file."""
+        """Return the dead letters, after writing large ones to a file."""
         data = tuple(self._encoded(letter, spec) for letter in self._letters)
         if not data or sum(map(len, data)) <= spec.inline_bytes:
             return Addition(data=data, count=len(data))

@@ -1,5 +1,5 @@
 """
-Handle the dead letters of a micro-batch in the driver.
+Handle the dead letters of a micro-batch on the driver.
 
 Dead letters are recordings that must not be lost: a micro-batch whose dead letters cannot be
 written is not committed.
@@ -36,7 +36,7 @@ _LOG_INTERVAL_S: Final = 60.0
 
 
 def check_error_policy(query: Query) -> None:
-    """Raise `UsageError` if a processor takes all keys at once, so that no single key can fail."""
+    """Raise `UsageError` if a processor takes all keys at once, so single keys cannot fail."""
     settings = query.settings
     if error_policy(settings) is None:
         return
@@ -52,7 +52,7 @@ def check_error_policy(query: Query) -> None:
 
 
 class BadRecords(AttachingExtension):
-    """The keys of a query whose processing fails."""
+    """The keys of a query whose processing fails, as seen by the driver."""
 
     name = BAD_RECORDS
     figures: ClassVar[Mapping[str, Figure]] = {
@@ -78,7 +78,7 @@ class BadRecords(AttachingExtension):
 
     @staticmethod
     def policy(settings: QuerySettings) -> AttachmentPolicy:
-        """Return how to join and retain dead letters."""
+        """Return how dead letters are joined and retained."""
         age_ms = settings.retention.total_seconds() * 1000
         return AttachmentPolicy(
             kind=DEAD_LETTERS,
@@ -102,13 +102,13 @@ class BadRecords(AttachingExtension):
         return (failures_of(ack).letters,)
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Log that keys failed."""
+        """Log the keys whose processing failed."""
         super().committed(batch_id, acks)
         self._failures.committed(batch_id, acks)
 
 
 class FailureLog:
-    """Logs that keys failed, at most once a minute."""
+    """Logs that keys have failed, at most once a minute."""
 
     def __init__(self, location: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._location = location
@@ -117,7 +117,7 @@ class FailureLog:
         self._batches = self._keys = 0
 
     def committed(self, batch_id: int, acks: Sequence[TaskAck]) -> None:
-        """Warn about calls that failed in a committed micro-batch."""
+        """Warn about calls that failed in a micro-batch that was committed."""
         failed = sum(failures_of(ack).keys for ack in acks)
         if not failed:
             return

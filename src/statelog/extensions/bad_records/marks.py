@@ -32,13 +32,13 @@ _MARK_MAX: Final = 500
 
 
 def variables(settings: QuerySettings) -> tuple[StateDescriptor, ...]:
-    """Return the variable for the marks, if the query freezes keys."""
+    """Return the variable that stores the marks, if the query freezes keys."""
     policy = error_policy(settings)
     return (FROZEN_MARK,) if policy is not None and policy.freezes else ()
 
 
 class FrozenMarks:
-    """The marks of one task."""
+    """The marks that one task reads and sets."""
 
     def __init__(self, codec: OperatorCodec, checkpoint_id: int) -> None:
         self.state_id = codec.schema.state_id(FROZEN_NAME)
@@ -46,9 +46,9 @@ class FrozenMarks:
         self._checkpoint_id = checkpoint_id
 
     def reason(self, mark: Values) -> str:
-        """Describe since when and why a key is frozen."""
+        """Describe when and why a key was frozen."""
         return f"frozen since checkpoint {mark[0]}: {mark[1]}"
 
     def mark(self, error: str) -> Values:
-        """Return the mark for a key that fails with an error."""
+        """Return the mark for a key that failed with an error."""
         return self._normalize((self._checkpoint_id, error[:_MARK_MAX]))

@@ -1,5 +1,5 @@
 """
-Define how a query handles keys whose processing fails: `onError` and `maxErrors`.
+Define what a query does with keys whose processing fails: `onError` and `maxErrors`.
 
 The number of keys that may fail is bounded, because a fault of the processor fails every key: the
 query then stops, and does not put its whole input aside.
@@ -19,7 +19,7 @@ _LEAST_KEYS: Final = 10
 
 
 class OnError(enum.Enum):
-    """How to handle a key whose processing fails."""
+    """What to do with a key whose processing fails."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -40,7 +40,7 @@ class OnError(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class MaxErrors:
     """
-    The maximum number of failed keys in one task and micro-batch.
+    The maximum number of keys that may fail in one task and micro-batch.
 
     Args:
         keys: Their number; 0 where *share* counts.
@@ -52,11 +52,11 @@ class MaxErrors:
 
     @classmethod
     def of(cls, setting: float) -> Self:
-        """Return the limit from a number of keys, or from a share below 1."""
+        """Create a limit from a number of keys, or from a fraction below 1."""
         return cls(0, setting) if setting < 1 else cls(int(setting))
 
     def is_exceeded(self, failed: int, of_keys: int | None) -> bool:
-        """Return whether too many keys failed."""
+        """Return whether more keys failed than allowed."""
         if self.keys:
             return failed > self.keys
         return of_keys is not None and failed > max(_LEAST_KEYS, self.share * of_keys)
@@ -68,7 +68,7 @@ class MaxErrors:
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
     """
-    How a task handles keys whose processing fails, if the task itself does not fail.
+    What a task does with keys whose processing fails, unless the task itself must fail.
 
     Args:
         keeps_letters: Whether what failed is kept, to be replayed.
@@ -82,7 +82,7 @@ class ErrorPolicy:
 
 
 def error_policy(settings: QuerySettings) -> ErrorPolicy | None:
-    """Return how tasks handle keys that fail; None if the tasks fail too."""
+    """Return how tasks handle keys that fail, or None if the task must fail too."""
     on_error = OnError(settings.on_error)
     if on_error is OnError.FAIL:
         return None
@@ -91,5 +91,5 @@ def error_policy(settings: QuerySettings) -> ErrorPolicy | None:
 
 
 def keeps_rows(settings: QuerySettings) -> str:
-    """Return the key of the setting that stores the rows of failed keys, or ""."""
+    """Return the name of the setting that stores the rows of failed keys, or ""."""
     return "onError" if OnError(settings.on_error).keeps_letters else ""

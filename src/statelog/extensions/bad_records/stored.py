@@ -1,5 +1,5 @@
 """
-Read the dead letters that a checkpoint references, and their rows in the input's columns.
+Read the dead letters that a checkpoint references, with rows in the input's columns.
 
 A dead letter is the recording of one call that failed.  It was committed with the micro-batch that
 left the call out.
@@ -61,7 +61,7 @@ Keys and rows are JSON.  `failed_at` is null for a time beyond the year 9999.
 @dataclass(frozen=True, slots=True)
 class ChosenLetters:
     """
-    The dead letters of a checkpoint that a caller selects.
+    The dead letters in a checkpoint that a caller has selected.
 
     Args:
         store: Where the location is.
@@ -79,7 +79,7 @@ class ChosenLetters:
     unreadable: list[UnreadableAttachment] | None = None
 
     def read(self, convert: Callable[[RecordedStep], _Letter]) -> list[_Letter]:
-        """Return the dead letters, oldest first, and skip damaged ones."""
+        """Return the dead letters, oldest first, skipping damaged ones."""
         letters: list[_Letter] = []
         for entry in of_kinds(BatchRecord.of(self.checkpoint).attachments, DEAD_LETTERS):
             if entry.newest <= self.since:
@@ -114,12 +114,12 @@ class ChosenLetters:
 
 
 def letters_table(chosen: ChosenLetters) -> pa.Table:
-    """Return dead letters, oldest first, in the columns of `SCHEMA`."""
+    """Return dead letters, oldest first, with the columns of `SCHEMA`."""
     return pa.Table.from_pylist(chosen.read(_row), schema=SCHEMA)
 
 
 def letters_rows(chosen: ChosenLetters) -> pa.Table:
-    """Return the input rows of dead letters, in their order."""
+    """Return the input rows of dead letters, in the order of the letters."""
     letters = chosen.read(
         lambda step: (step.task.operator_id, _columns(step.input, step.task.first_input))
     )
@@ -140,7 +140,7 @@ def letters_rows(chosen: ChosenLetters) -> pa.Table:
 
 
 def _columns(table: pa.Table, first: int) -> pa.Table:
-    """Return recorded rows without the columns that statelog added."""
+    """Drop the columns that statelog added from recorded rows."""
     if not 0 <= first <= table.num_columns and table.num_rows:
         raise damaged_file("", f"its rows begin at column {first} of {table.num_columns}")
     return table.select(range(first, table.num_columns)) if table.num_rows else pa.table({})

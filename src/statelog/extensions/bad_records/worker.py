@@ -1,5 +1,5 @@
 """
-Skip calls that fail for a key, and continue.
+Skip calls that fail for a key, and continue with other keys.
 
 A part of the input is run as always.  If it fails, its changes and its output are dropped, and its
 keys are run again, a few at a time, whose changes and output are checked at once.  If these fail,
@@ -57,7 +57,7 @@ Keys: TypeAlias = Mapping[int, Collection[Key]]
 
 
 class _SomeKeys:
-    """An input from which some keys were removed."""
+    """An input without some of its keys."""
 
     def __init__(self, source: KeyedInput, without: Keys) -> None:
         self._source = source
@@ -81,7 +81,7 @@ class _SomeKeys:
 @dataclass(frozen=True, slots=True)
 class _Call:
     """
-    A call of the processor that runs again.
+    A processor call that will be repeated.
 
     Args:
         place: Key group and key.
@@ -99,7 +99,7 @@ class _Call:
 
 
 class _CallInput:
-    """An input with the rows of some calls."""
+    """An input that contains the rows of some calls."""
 
     def __init__(self, calls: Sequence[_Call]) -> None:
         self._calls: dict[int, list[_Call]] = {}
@@ -108,7 +108,7 @@ class _CallInput:
             self._calls.setdefault(call.place[0], []).append(call)
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Do nothing: the rows were read."""
+        """Do nothing: the rows have already been read."""
 
     def key_groups(self) -> Iterable[int]:
         """See `KeyedInput`."""
@@ -125,7 +125,7 @@ class _CallInput:
 
 
 def _copied(row: RowLike) -> RowLike:
-    """Return a copy whose changes in place do not affect *row*."""
+    """Return a copy of *row* that is not affected by changes in place."""
     if isinstance(row, tuple) and not any(value.__class__ in (list, dict, Row) for value in row):
         return row
     return copy.deepcopy(row)
@@ -134,7 +134,7 @@ def _copied(row: RowLike) -> RowLike:
 def _read_again(
     source: HugeKeyInput, key_group: int, key: Key, failure: ProcessorError
 ) -> Iterator[RowLike]:
-    """Yield the rows of a key from the disk; a read error is not the processor's error."""
+    """Yield a key's rows from the disk; read errors are not blamed on the processor."""
     try:
         yield from source.rows_of(key_group, key)
     except Exception as error:
@@ -142,7 +142,7 @@ def _read_again(
 
 
 def _calls_of(source: KeyedInput, method: str, failure: ProcessorError) -> Iterator[_Call]:
-    """Yield the calls for an input; raise *failure* if rows cannot be built."""
+    """Yield the calls for an input; raise *failure* if its rows cannot be created."""
     fresh = source.again() if isinstance(source, ReadAgain) else source
     for key_group in fresh.key_groups():
         try:
@@ -159,7 +159,7 @@ def _calls_of(source: KeyedInput, method: str, failure: ProcessorError) -> Itera
 @dataclass(slots=True)
 class _Part:
     """
-    A part of the input, and the state before it.
+    A part of the input, and the state before that part.
 
     Args:
         rows, initial: The input.
@@ -177,7 +177,7 @@ class _Part:
     is_open: bool = True
 
     def keys(self) -> dict[int, set[Key]]:
-        """Return its keys by key group."""
+        """Return the keys of the part by key group."""
         keys: dict[int, set[Key]] = {}
         for source in (self.rows,) if self.initial is None else (self.rows, self.initial):
             for key_group in source.key_groups():
@@ -186,7 +186,7 @@ class _Part:
 
 
 class IsolatingRun:
-    """Runs a processor with a `ProcessorRun`, and skips the calls that fail."""
+    """Runs a processor through a `ProcessorRun`, skipping the calls that fail."""
 
     def __init__(
         self,
@@ -212,13 +212,13 @@ class IsolatingRun:
 
     @property
     def key_count(self) -> int:
-        """The number of keys processed so far."""
+        """How many keys have been processed so far."""
         return self._run.key_count
 
     # ------------------------------------------------------------------------- the steps of a run
 
     def take(self, rows: KeyedInput, initial: KeyedInput | None = None) -> None:
-        """Run the processor over keys with all their rows."""
+        """Run the processor over some keys, passing all their rows."""
         self._close_part()
         run = self._run
         self._failures.begin_part(rows, initial)
@@ -243,7 +243,7 @@ class IsolatingRun:
             self._isolate(part, failure)
 
     def encoded(self) -> ChangeBatch:
-        """Return the changes for the log, without keys whose values do not fit their type."""
+        """Encode the changes for the log, without keys whose values do not fit their types."""
         self._settle()
         if self._changes is None:
             self._changes = self._run.encoded()
@@ -257,7 +257,7 @@ class IsolatingRun:
 
     def end(self) -> None:
         """
-        Run the processor over the timers that are due, and close it.
+        Run the processor for due timers, then close it.
 
         Raises as `take`.
         """
@@ -279,7 +279,7 @@ class IsolatingRun:
     # ------------------------------------------------------------------------- parts
 
     def _settle(self) -> bool:
-        """Encode the part's changes; return whether its keys had to run one at a time."""
+        """Encode the part's changes; return whether its keys had to be run one at a time."""
         part = self._part
         if part is None or not part.is_open:
             return False
@@ -305,7 +305,7 @@ class IsolatingRun:
             self._part = None
 
     def _fire_together(self, due: Sequence[Due]) -> bool:
-        """Fire timers as one part; return whether all calls succeeded."""
+        """Fire timers as a single part; return whether all calls succeeded."""
         run = self._run
         before = self._run.overlays
         self._mark()
@@ -326,7 +326,7 @@ class IsolatingRun:
     # ------------------------------------------------------------------------- single keys
 
     def _isolate(self, part: _Part, failure: ProcessorError) -> None:
-        """Discard a part's effects, and run its keys again without the calls that fail."""
+        """Discard the effects of a part, and run its keys again without the calls that fail."""
         run = self._run
         self._roll_back()
         part.is_open = False
@@ -341,12 +341,12 @@ class IsolatingRun:
         run.key_count = part.key_count + keys
 
     def _run_again(self, calls: Iterator[_Call]) -> None:
-        """Make calls in small groups; the key that an error names runs alone afterwards."""
+        """Repeat calls in small groups; a key that an error names is run alone afterwards."""
         while calls_together := list(islice(calls, _TOGETHER)):
             self._run_apart(calls_together)
 
     def _run_apart(self, calls: Sequence[_Call]) -> None:
-        """Make calls together, without those that fail."""
+        """Make several calls together, leaving out the ones that fail."""
         calls = self._without_held(calls)
         if not calls:
             return
@@ -366,7 +366,7 @@ class IsolatingRun:
             self._run_apart([call for call in calls if call.place != failed])
 
     def _attempt(self, calls: Sequence[_Call]) -> tuple[ProcessorError | None, bool]:
-        """Make calls; on failure return the error, and whether a call raised it."""
+        """Make calls; if one fails, return the error, and whether the call itself raised it."""
         run = self._run
         before = self._run.overlays
         run.overlays = self._branch(_by_group(call.place for call in calls))
@@ -385,7 +385,7 @@ class IsolatingRun:
         return failure, raised is not None
 
     def _make(self, calls: Sequence[_Call]) -> None:
-        """Make the calls of one method."""
+        """Make several calls of the same method."""
         method = calls[0].method
         run = self._run
         if method == _TIMER:
@@ -395,7 +395,7 @@ class IsolatingRun:
         run.handle(*((_CallInput(()), rows) if method == _INITIAL else (rows, None)))
 
     def _without_held(self, calls: Sequence[_Call]) -> Sequence[_Call]:
-        """Return the calls; set aside the timers of frozen keys."""
+        """Return the calls to make, setting aside the timers of frozen keys."""
         if calls[0].method != _TIMER:
             return calls
         frozen = self._frozen(lambda: _by_group(call.place for call in calls))
@@ -414,7 +414,7 @@ class IsolatingRun:
         return others
 
     def _put_aside(self, call: _Call, error: BaseException) -> None:
-        """Skip a call that failed."""
+        """Skip a call that has failed."""
         place = call.place
         timers = call.timers
         self._leave_out(*place)
@@ -434,7 +434,7 @@ class IsolatingRun:
         self._failures.hold(call.place, call.method, call.timers, before, reason)
 
     def _before(self, call: _Call) -> Cells:
-        """Return the state of a key for its dead letter."""
+        """Return a key's state for its dead letter."""
         run = self._run
         key_group, key = call.place
         group = run.group(key_group)
@@ -443,7 +443,7 @@ class IsolatingRun:
 
     def _frozen(self, keys: Callable[[], Keys]) -> dict[int, dict[Key, str]]:
         """
-        Return why keys are frozen, by key group.
+        Return, by key group, why keys are frozen.
 
         *keys* is called only where keys may be frozen.
         """
@@ -464,7 +464,7 @@ class IsolatingRun:
     # ------------------------------------------------------------------------- what may be dropped
 
     def _branch(self, keys: Keys) -> Overlays:
-        """Return overlays with copies of the entries of some keys."""
+        """Return overlays in which the entries of some keys are copies."""
         overlays = self._run.overlays
         kinds = self._failures.codec.kinds
         branch: Overlays = {}
@@ -490,7 +490,7 @@ class IsolatingRun:
 
 
 def _error_of(*steps: Callable[[], object]) -> ProcessorError | None:
-    """Return the error of *steps* if a key's rows may have caused it; raise other errors."""
+    """Return the error that *steps* raise if a key's rows may be the cause; else raise it."""
     try:
         for step in steps:
             step()
@@ -510,7 +510,7 @@ def _by_group(places: Iterable[Place]) -> dict[int, dict[Key, None]]:
 
 
 def _joined(before: Overlays, later: Overlays) -> Overlays:
-    """Return overlays with later changes; *before* is not modified."""
+    """Return overlays combined with later changes, without modifying *before*."""
     if not before:
         return later
     joined = {key_group: list(overlay) for key_group, overlay in before.items()}
@@ -523,7 +523,7 @@ def _joined(before: Overlays, later: Overlays) -> Overlays:
 
 
 def _merge(into: Overlays, later: Overlays) -> None:
-    """Add later changes to overlays."""
+    """Add later changes to the overlays."""
     for key_group, overlay in later.items():
         changes = into.setdefault(key_group, overlay)
         if changes is not overlay:
@@ -544,13 +544,13 @@ class TaskBadRecords(TaskExtension):
     def wrap(
         self, run: TaskRun, collectors: Sequence[Collector], leave_out: Callable[[int, Key], None]
     ) -> TaskRun:
-        """Return a run that continues when the processing of a key fails."""
+        """Return a run that continues if the processing of a key fails."""
         if not isinstance(run, ProcessorRun):
             raise InvariantError("a columnar processor cannot fail for a single key")
         return IsolatingRun(run, self._failures, collectors, leave_out)
 
     def answer(self) -> FailedPart | None:
-        """Return the keys that failed, with their dead letters, and count them."""
+        """Return the keys that failed with their dead letters, and count them."""
         part = self._failures.answer(self._tools.files, self._tools.spec)
         self._tools.figures.update(failed_keys=part.keys, dead_letters=part.letters.count)
         return None if part == NO_FAILURE else part

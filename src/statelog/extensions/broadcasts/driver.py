@@ -1,5 +1,5 @@
 """
-Choose the versions of broadcast tables for a micro-batch, and store new ones before it.
+Choose which versions of broadcast tables a micro-batch reads, and store new ones first.
 
 The object of a new version is named after the micro-batch that sees it first, and after the
 checkpoint that the micro-batch continues.  So a micro-batch that a restart repeats finds the
@@ -66,13 +66,13 @@ class Broadcasts(DriverExtension):
         )
 
     def task_part(self, operator: int, tasks: int) -> tuple[Attachment, ...] | None:
-        """Return the versions that the micro-batch reads."""
+        """Return the versions that the tasks read."""
         return self._chosen or None
 
     def attachments(
         self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
     ) -> Sequence[Attachment]:
-        """Return the versions that the micro-batch and the retained recordings reference."""
+        """Return the versions that the micro-batch or a retained recording references."""
         before = of_kinds(start.attachments, BROADCAST)
         return kept_broadcasts(before, self._chosen, of_kinds(attached, RECORDING, DEAD_LETTERS))
 
@@ -101,7 +101,7 @@ class BroadcastVersions:
     def choose(
         self, batch_id: int, base_id: int | None, record: BatchRecord | None, checkpoint_id: int
     ) -> tuple[Attachment, ...]:
-        """Return the version of each table that a micro-batch reads; store new versions."""
+        """Choose the version of each table for a micro-batch, storing new versions."""
         current = {} if record is None else in_force(of_kinds(record.attachments, BROADCAST))
         base = _NO_CHECKPOINT if base_id is None else base_id
         chosen: list[Attachment] = []
@@ -128,7 +128,7 @@ class BroadcastVersions:
         return tuple(chosen)
 
     def _newest(self, name: str, source: Broadcast) -> BroadcastTable:
-        """Return a source's table, and read it again if that is due."""
+        """Return the table from a source, reading the source again if that is due."""
         now = self._clock()
         before = self._tables.get(name)
         if before is not None and now < self._read_s[name] + source.interval_s:
@@ -141,7 +141,7 @@ class BroadcastVersions:
         return table
 
     def _stored(self, name: str, path: str, checkpoint_id: int) -> Attachment | None:
-        """Return the version that an earlier attempt of a micro-batch stored, or None."""
+        """Return the version that an earlier attempt at the micro-batch stored, or None."""
         try:
             data = self._store.get(path)
         except ObjectNotFoundError:
@@ -197,7 +197,7 @@ def kept_broadcasts(
 
 
 def _seen_by(recording: Attachment, versions: Sequence[Attachment]) -> Iterator[Attachment]:
-    """Yield the versions that the micro-batches in a recording object read."""
+    """Yield the versions that were read by the micro-batches in a recording object."""
     yield from in_force(versions, recording.oldest).values()
     for version in versions:
         if recording.oldest < version.newest <= recording.newest:
@@ -205,13 +205,13 @@ def _seen_by(recording: Attachment, versions: Sequence[Attachment]) -> Iterator[
 
 
 class DeclaredBroadcasts:
-    """The broadcast tables that a processor asks for."""
+    """The broadcast tables that a processor requests."""
 
     def __init__(self, struct: Callable[[SchemaLike, str], StructType]) -> None:
         self._names: list[str] = []
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Return `broadcast`."""
+        """Return the method `broadcast`."""
         return {"broadcast": self._broadcast}
 
     def _broadcast(self, name: str) -> Unusable:
@@ -222,19 +222,19 @@ class DeclaredBroadcasts:
         )
 
     def declared(self) -> tuple[str, ...]:
-        """Return their names."""
+        """Return the names of the tables."""
         return tuple(self._names)
 
     @staticmethod
     def check(
         declared: Sequence[str], before: Sequence[Sequence[str]], settings: QuerySettings
     ) -> None:
-        """Raise `UsageError` if `init` declares a broadcast table that the query lacks."""
+        """Raise `UsageError` if `init` declares a broadcast table that the query does not have."""
         for name in declared:
             if name not in settings.broadcast:
                 raise unknown_broadcast(name, settings.broadcast)
 
     @staticmethod
     def batch_part(declared: Sequence[str] | None, settings: QuerySettings) -> BroadcastTables:
-        """Return the current tables."""
+        """Return the current version of the tables."""
         return {name: read_source(name, source) for name, source in sources_of(settings).items()}

@@ -50,7 +50,7 @@ class BroadcastVersion:
 
 
 def stored_version(entry: Attachment) -> str:
-    """Return the digest of the content of a version."""
+    """Return the digest of a version's content."""
     return str(entry.info.get("version", ""))
 
 
@@ -88,7 +88,7 @@ def broadcast_table(store: ObjectStore, checkpoint: CompletedCheckpoint, name: s
 
 
 def read_broadcast(store: ObjectStore, entry: Attachment) -> pa.Table:
-    """Return the rows of a version."""
+    """Return the rows in one version of a table."""
     return read_attachment(
         store,
         entry,
@@ -98,7 +98,7 @@ def read_broadcast(store: ObjectStore, entry: Attachment) -> pa.Table:
 
 
 def decode_broadcast(data: Buffer, path: str) -> pa.Table:
-    """Return the rows in an object; raise `CorruptionError` if it cannot be read."""
+    """Decode the rows in an object; raise `CorruptionError` if that fails."""
     try:
         return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:

@@ -1,5 +1,5 @@
 """
-Broadcast tables: small tables that are the same for all keys and calls of a micro-batch.
+Broadcast tables: small tables with the same content for all calls in a micro-batch.
 
 The driver reads the source of a table before a micro-batch.  A table that changed is a new version:
 it is stored before the tasks run, and the checkpoint of the micro-batch names it.
@@ -35,7 +35,7 @@ _NAME: Final = "the name of a broadcast table must be up to 100 letters, digits,
 
 
 class Repeated(enum.Enum):
-    """The version that a micro-batch reads if a restart repeats it."""
+    """Which version a micro-batch reads when a restart repeats it."""
 
     SAME = "same"
     NEWEST = "newest"
@@ -44,7 +44,7 @@ class Repeated(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Broadcast:
     """
-    The source of a broadcast table, and when it is read.
+    The source of a broadcast table, and when to read it.
 
     Example:
         rules = Broadcast(lambda: spark.read.parquet("s3://bucket/rules"), every="10 min")
@@ -77,14 +77,14 @@ class Broadcast:
 
     @property
     def interval_s(self) -> float:
-        """Seconds until the source is read again."""
+        """The number of seconds until the source is read again."""
         if self.every is None:
             return 0.0
         return DURATION.parse(self.every, "every").total_seconds()
 
     @property
     def on_repeat(self) -> Repeated:
-        """The version that a repeated micro-batch reads."""
+        """Which version a repeated micro-batch reads."""
         try:
             return Repeated(self.repeated)
         except ValueError:
@@ -94,7 +94,7 @@ class Broadcast:
 
 
 def sources(value: object) -> Mapping[str, Broadcast]:
-    """Return the value of the setting `broadcast`; raise `TypeError` if it is not a mapping."""
+    """Check the value of the setting `broadcast`; raise `TypeError` if it is not a mapping."""
     if not isinstance(value, Mapping):
         raise TypeError
     for name in value:
@@ -107,13 +107,13 @@ def sources(value: object) -> Mapping[str, Broadcast]:
 
 
 def sources_of(settings: QuerySettings) -> Mapping[str, Broadcast]:
-    """Return the sources that the setting `broadcast` names."""
+    """Return the sources listed in the setting `broadcast`."""
     return cast("Mapping[str, Broadcast]", settings.broadcast)  # read by `sources`
 
 
 class BroadcastTable:
     """
-    One version of a broadcast table; `handle.broadcast(name)` returns it in a task.
+    One version of a broadcast table; in a task, `handle.broadcast(name)` returns it.
 
     It is shared by all calls of the worker, so what it returns must not be changed.
 
@@ -139,7 +139,7 @@ class BroadcastTable:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All rows, in their order; structs are dicts."""
+        """All rows in their original order; structs are dicts."""
         if self._rows is None:
             make = row_factory(self.table.column_names)
             columns = [column.to_pylist() for column in self.table.columns]
@@ -148,7 +148,7 @@ class BroadcastTable:
 
     def by(self, *columns: str) -> Mapping[object, tuple[Row, ...]]:
         """
-        Return the rows by the values of some columns; a worker builds this once per version.
+        Index the rows by the values in some columns; each worker does this once per version.
 
         Args:
             columns: Names of columns.  With one the keys are its values, with several tuples.
@@ -179,7 +179,7 @@ BroadcastTables = Mapping[str, BroadcastTable]
 
 def broadcast_in(tables: BroadcastTables, name: str) -> BroadcastTable:
     """
-    Return a broadcast table of a micro-batch.
+    Return the version of a broadcast table that a micro-batch reads.
 
     Raises `UsageError` if the query does not have it.
     """
@@ -190,7 +190,7 @@ def broadcast_in(tables: BroadcastTables, name: str) -> BroadcastTable:
 
 
 def unknown_broadcast(name: str, tables: Mapping[str, object]) -> UsageError:
-    """Return the error for a broadcast table that a query lacks."""
+    """Return the error for a broadcast table that a query does not have."""
     names = f"its tables are {', '.join(tables)}" if tables else "it has no broadcast tables"
     return UsageError(
         f"init() asks for the broadcast table {name!r}, but the query does not have it: {names}. Pass "
@@ -199,7 +199,7 @@ def unknown_broadcast(name: str, tables: Mapping[str, object]) -> UsageError:
 
 
 def read_source(name: str, broadcast: Broadcast) -> BroadcastTable:
-    """Read a source, and return its current version."""
+    """Read a source, and return the version of the table that it contains now."""
     value: object = broadcast.source
     if callable(value) and not isinstance(value, DataFrame):
         function: Callable[[], object] = value
@@ -213,7 +213,7 @@ def read_source(name: str, broadcast: Broadcast) -> BroadcastTable:
 
 
 def version_of(name: str, value: object) -> BroadcastTable:
-    """Convert a table in any form to a version of a broadcast table."""
+    """Convert a table in any supported form to a version of a broadcast table."""
     table = _table(name, value).replace_schema_metadata(None)
     if table.nbytes > BROADCAST_BYTES_MAX:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Provide a micro-batch's broadcast tables in a worker, and cache the newest versions."""
+"""Provide a micro-batch's broadcast tables to a worker, and cache the newest versions."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class TaskBroadcasts(TaskExtension):
         self._tables = _tables_of(part, tools)
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Return `broadcast`."""
+        """Return the method `broadcast`."""
         return {"broadcast": self._broadcast}
 
     def _broadcast(self, name: str) -> BroadcastTable:
-        """Return the broadcast table *name* in the micro-batch's version."""
+        """Return the broadcast table *name* in the version of the micro-batch."""
         return broadcast_in(self._tables, name)
 
 

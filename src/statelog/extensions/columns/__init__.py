@@ -1,5 +1,5 @@
 """
-Columnar processors: they process all keys of a task at once, without an object per key or row.
+Columnar processors, which process all keys of a task at once without per-key objects.
 
     face            what the engine knows of them: the handle on the driver, and the run of a task
     processor       `ColumnarProcessor`

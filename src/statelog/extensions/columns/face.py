@@ -1,5 +1,5 @@
 """
-The columnar face: the handle for `init` on the driver, and the run over a task's keys.
+The columnar face: the driver's handle for `init`, and the run over a task's keys.
 
 The order is the same as in `ProcessorRun`: `init`, then `initialize` and `process` for each part of
 the rows, then `expired` for the timers that are due, then `close`.
@@ -53,7 +53,7 @@ _ONLY_IN_INIT: Final = "state {!r}: state variables can be {} only in init()"
 
 
 class ColumnarTaskHandle(ExtendedHandle):
-    """State variables by name, and the timers."""
+    """The state variables by name, and the timers."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ColumnarTaskHandle(ExtendedHandle):
         return self._timers
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Delete a state variable for all keys; in `init` only."""
+        """Delete a state variable for all keys; allowed only in `init`."""
         if self._initialized:
             raise UsageError(_ONLY_IN_INIT.format(stateName, "deleted"))
         check_not_reserved(stateName)
@@ -113,7 +113,7 @@ class ColumnarTaskHandle(ExtendedHandle):
 
 
 class ColumnarRun:
-    """One run of a columnar processor; see `ProcessorRun` for the methods."""
+    """A run of a columnar processor; see `ProcessorRun` for the methods."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class ColumnarRun:
         self._extensions.opened()
 
     def in_parts(self, file: SpillFile) -> bool:
-        """Return False: all writes stay in memory, in columns, until the end."""
+        """Return False: all writes stay in memory, as columns, until the end."""
         self.output.bound_each_call()
         return False
 
@@ -177,12 +177,12 @@ class ColumnarRun:
             self.key_count += len(process_keys)
 
     def retire(self, changes: ChangeBatch) -> None:
-        """Raise; see `in_parts`."""
+        """Raise an error; see `in_parts`."""
         raise InvariantError("the changes of a columnar run stay in memory")
 
     @ends_of_process_are_errors
     def end(self) -> None:
-        """Run the processor over the due timers, and close it; raises `ProcessorError`."""
+        """Run the processor for due timers, then close it; raises `ProcessorError`."""
         if self._timers_id is not None and self._timers is not None:
             slots, times = self._table.due(self._range, self._timers_id, self._context.due_until_ms)
             if len(slots):
@@ -196,7 +196,7 @@ class ColumnarRun:
         self._call("close", None, self._processor.close)
 
     def flush(self) -> None:
-        """Join the rest of the output; its tables were converted when they were yielded."""
+        """Join the remaining output, whose tables were converted when they were yielded."""
         self.output.flush()
         self._extensions.flush()
 
@@ -207,22 +207,22 @@ class ColumnarRun:
         return self._table.next_due_ms(self._range, self._timers_id, self._context.due_until_ms)
 
     def encoded(self) -> ChangeBatch:
-        """Return the changes for the log."""
+        """Encode the changes for the log."""
         return self._table.changes()
 
     def stage(self, checkpoint_id: int, base_id: int, state_handle_id: str) -> None:
-        """Keep the changes for this worker's next task."""
+        """Store the changes for the next task of this worker."""
         self._state.stage(checkpoint_id, base_id, state_handle_id, self._range)
 
     def snapshot(self, key_group_range: KeyGroupRange) -> bytes:
-        """Return the state with the changes of this run as a snapshot."""
+        """Return a snapshot of the state, including the changes made in this run."""
         return snapshot_of(self._table, key_group_range, self._context.now_ms)
 
     def _drop(self, state_id: int) -> None:
         self._table.drop(state_id, self._range)
 
     def _collect(self, method: str, keys: Keys, call: Callable[[], Tables]) -> None:
-        """Call a method and collect the tables that it yields."""
+        """Call a method, and collect the tables that it yields."""
 
         def run() -> None:
             produced = call()
@@ -264,13 +264,13 @@ class ColumnarDriverHandle(DriverHandle):
     def getColumnState(
         self, stateName: str, schema: SchemaLike, ttlDurationMs: int | None = None
     ) -> object:
-        """Declare a variable; the result cannot be used in `init`, which has no keys."""
+        """Declare a variable; `init` cannot use the returned object without a key."""
         return super()._variable(
             WantedVariable(stateName, StateKind.VALUE, schema, ttl_ms=ttlDurationMs)
         )
 
     def _variable(self, variable: WantedVariable) -> NoReturn:
-        """Reject the state variables of other kinds of processors."""
+        """Reject the state variables that other kinds of processors use."""
         raise UsageError(
             "a columnar processor supports column state and timers: use getColumnState for values. Lists "
             "and maps of each key require a processor of Rows or pandas frames"
@@ -278,7 +278,7 @@ class ColumnarDriverHandle(DriverHandle):
 
     @property
     def timers(self) -> _NoTimers:
-        """Timers that cannot be used, because keys do not exist yet."""
+        """Timers that reject all use, because keys do not exist yet."""
         return _NoTimers()
 
 

@@ -1,5 +1,5 @@
 """
-`ColumnarProcessor`: keyed state and rows as columns, without a Python object per key or row.
+`ColumnarProcessor`: keyed state and rows as columns, without an object per key or row.
 
 It is what `StatefulProcessor` is for single keys: `init` asks for state variables once per task,
 and `process` is called once with all keys of a task in a micro-batch, in parts where their rows
@@ -34,7 +34,7 @@ class ColumnarHandle(Protocol):
         self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None
     ) -> ColumnState:
         """
-        Return the state variable *stateName*, one value for each key.
+        Return the state variable *stateName*, which has one value per key.
 
         Args:
             stateName: Its name; a value state of a processor of Rows has the same state.
@@ -44,14 +44,14 @@ class ColumnarHandle(Protocol):
 
     def broadcast(self, name: str) -> BroadcastTable:
         """
-        Return the broadcast table *name* in the micro-batch's version.
+        Return the broadcast table *name* in the version of the micro-batch.
 
         See the setting `broadcast`.
         """
 
     def sideOutput(self, name: str, schema: StructType | str) -> SideOutput:
         """
-        Return the side output *name*; its method `emit` takes tables of output rows.
+        Return the side output *name*, whose method `emit` accepts tables of rows.
 
         Args:
             name: Its name, up to 100 letters, digits, '_' and '.'.
@@ -63,12 +63,12 @@ class ColumnarHandle(Protocol):
         """The timers; raises `UsageError` in the time mode None."""
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Delete a state variable for all keys; in `init` only."""
+        """Delete a state variable for all keys; allowed only in `init`."""
 
 
 class ColumnarProcessor(ABC):
     """
-    A processor of whole columns; pass it to `transform_with_state`.
+    A processor that handles whole columns; pass an instance to `transform_with_state`.
 
     A copy of it is made for each task and micro-batch, so what must last is state.
 
@@ -104,7 +104,7 @@ class ColumnarProcessor(ABC):
     @abstractmethod
     def process(self, keys: Keys, rows: pa.Table, times: TimerValues) -> Tables:
         """
-        Process the rows of all keys of a task; yield tables of output rows.
+        Process the rows of all keys of a task, and yield tables of output rows.
 
         Args:
             keys: The distinct keys; `keys.starts` and `keys.ends` say which rows are theirs.
@@ -115,7 +115,7 @@ class ColumnarProcessor(ABC):
 
     def expired(self, keys: Keys, expiry_ms: pa.Array, times: TimerValues) -> Tables:
         """
-        Process all due timers at once; yield tables of output rows.
+        Process all due timers at once, and yield tables of output rows.
 
         Each is deleted afterwards.  A timer registered here fires in the next micro-batch at the
         earliest.
@@ -128,18 +128,18 @@ class ColumnarProcessor(ABC):
         return None
 
     def initialize(self, keys: Keys, rows: pa.Table, times: TimerValues) -> None:
-        """Process rows of initial state, before `process` in the first micro-batch."""
+        """Process the rows of the initial state, before `process` in the first micro-batch."""
         raise UsageError(
             f"{type(self).__name__} does not implement initialize, which initial state requires"
         )
 
     def close(self) -> None:
-        """Release the resources of `init`; called at the end of each task."""
+        """Release the resources acquired in `init`; called at the end of each task."""
         return None
 
 
 def columns_named_by(processor: AnyProcessor, columns: Sequence[str]) -> frozenset[str] | None:
-    """Return which of the input columns a columnar processor reads; None for all."""
+    """Return which input columns a columnar processor reads, or None for all of them."""
     # Imported here: it is needed once, when the query is declared, and never in a worker.
     from statelog.spark.query.input_columns import named_columns
 

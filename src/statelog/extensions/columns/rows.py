@@ -38,7 +38,7 @@ _LEAST_ROWS: Final = 8192
 
 
 class ColumnarInput:
-    """The input rows of one task, in columns; with *is_distinct* each key has one row."""
+    """A task's input rows in columns; if *is_distinct*, each key has only one row."""
 
     def __init__(
         self, layout: InputLayout, key_codec: KeyCodec, *, is_distinct: bool = False
@@ -51,7 +51,7 @@ class ColumnarInput:
         self._keys: Keys | None = None
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read all rows: key group, computed key columns, input columns."""
+        """Read all rows; the columns are key group, computed keys, and input columns."""
         parts = [batch for batch in batches if batch.num_rows]
         if not parts:
             return
@@ -75,7 +75,7 @@ class ColumnarInput:
         self._rows = rows.take(pa.array(order))
 
     def keyed(self, zone: str) -> tuple[Keys, pa.Table] | None:
-        """Return the keys and the rows, with times in *zone*; None if the input is empty."""
+        """Return the keys and rows, with times in *zone*, or None if the input is empty."""
         if self._keys is None or self._rows is None:
             return None
         self._keys.zone = zone
@@ -89,16 +89,16 @@ class ColumnarInput:
         return present
 
     def table_keys(self, key_group: int) -> Sequence[Key]:
-        """Raise: the keys of a columnar input are columns."""
+        """Raise an error, because the keys of a columnar input are columns."""
         raise InvariantError("a columnar input does not have keys as objects")
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
-        """Raise, like `table_keys`."""
+        """Raise an error, like `table_keys`."""
         raise InvariantError("a columnar input does not have keys as objects")
 
 
 def hash_order(columns: Sequence[pa.Array], schema: pa.Schema) -> RowsByKey | None:
-    """Return the rows by key; None if hashes are ambiguous or there are only a few rows."""
+    """Order the rows by key; None if hashes are ambiguous or there are only a few rows."""
     length = len(columns[0])
     if length < _LEAST_ROWS or not is_one_to_one(schema) or columns[0].null_count:
         return None
@@ -132,7 +132,7 @@ class ColumnarOutput:
         return self._rows
 
     def extend(self, produced: Iterable[object]) -> None:
-        """Collect the tables of one call; raise `UnfitOutputError` if a table does not fit."""
+        """Collect the tables that one call yields; raise `UnfitOutputError` if one does not fit."""
         for table in produced:
             try:
                 columns = columns_of(table, self._schema, -1, "the output")
@@ -160,14 +160,14 @@ class ColumnarOutput:
 
 @dataclass(frozen=True, slots=True)
 class ColumnarFormat:
-    """All rows of a task as one Arrow table; with *is_distinct* each key has one row."""
+    """All rows of a task as an Arrow table; if *is_distinct*, each key has only one row."""
 
     is_distinct: bool = False
     rows_at_once: int = 0
     splits_keys: bool = False
 
     def cost(self, batch: pa.RecordBatch) -> int:
-        """Return the memory for the rows, their sorted copy and a processor's results."""
+        """Estimate the memory for the rows, their sorted copy and a processor's results."""
         return _COPIES * int(batch.nbytes)
 
     def input(self, layout: InputLayout, key_codec: KeyCodec) -> KeyedInput:

@@ -1,4 +1,4 @@
-"""Run a columnar processor in a unit test, with all keys of a table at once."""
+"""Run a columnar processor in a unit test, on all keys of a table at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from statelog.state.keys.key_hash import hash_columns
 
 
 class Tester(Protocol):
-    """The parts of a `ProcessorTester` that a columnar test needs."""
+    """What a columnar test needs from a `ProcessorTester`."""
 
     processor: AnyProcessor
     _keys: pa.Schema | None
@@ -37,7 +37,7 @@ class Tester(Protocol):
 def run_columns(
     tester: Tester, rows: pa.Table | None = None, initial: pa.Table | None = None
 ) -> pa.Table:
-    """Run one micro-batch; without rows, only due timers fire."""
+    """Run one micro-batch; without rows, it only fires timers that are due."""
     extractor = tester._extractor if tester._time_mode == "eventtime" else None
     if rows is not None and extractor is not None:
         times = np.asarray(extractor(rows))
@@ -56,7 +56,7 @@ def run_columns(
 
 
 def _read(tester: Tester, rows: pa.Table) -> pa.Table:
-    """Return the columns that the processor gets on Spark: those that it names, and the keys."""
+    """Return the columns that the processor gets on Spark: the keys, and the columns it names."""
     read = columns_named_by(tester.processor, rows.column_names)
     if read is None or tester._keys is None:
         return rows
@@ -64,7 +64,7 @@ def _read(tester: Tester, rows: pa.Table) -> pa.Table:
 
 
 class _Tables(CollectedOutput):
-    """Collects tables of any columns."""
+    """Collects tables with any columns."""
 
     def extend(self, produced: Iterable[object]) -> None:
         """Collect the tables of one call."""

@@ -1,5 +1,5 @@
 """
-Queries on Spark Connect: the client's half and the server worker's half.
+Queries on Spark Connect: the parts in the client and in the server's worker.
 
 The server runs the function of `foreachBatch` in a separate Python process, one for each query.
 The engine of the driver runs there unchanged; the client makes the query and sends it, pickled.

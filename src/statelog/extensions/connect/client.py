@@ -1,5 +1,5 @@
 """
-The client's half of a query on Spark Connect: session functions, stream, writer, and query.
+The client part of a query on Spark Connect: session functions, stream, writer and query.
 
 The output is set as with `StatefulStreamWriter`.  `start` sends the engine to the server as the
 function for `foreachBatch` of Spark's own writer.  Errors of the query that it returns begin with
@@ -72,7 +72,7 @@ _CRASHED: Final = "Python worker exited unexpectedly"
 
 
 class ConnectStreamWriter(StatefulStreamWriter):
-    """Spark's `DataStreamWriter` for a stateful stream of a Connect session."""
+    """Spark's `DataStreamWriter` for a stateful stream in a Connect session."""
 
     _plan: ConnectPlan
 
@@ -82,7 +82,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         self._begin(operators, plan)
 
     def trigger(self, **trigger: Any) -> ConnectStreamWriter:
-        """Set the trigger, with the arguments of Spark's `trigger`; micro-batches only."""
+        """Set the trigger, with the same arguments as Spark; it must run micro-batches."""
         self._check_trigger(trigger)
         self._operators[0].frame.writeStream.trigger(**trigger)  # Spark's own checks
         self._trigger = trigger
@@ -95,7 +95,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         return self
 
     def foreach(self, f: RowFunction) -> ConnectStreamWriter:
-        """Call a function, or an object with `process`, with each row."""
+        """Call a function, or the `process` method of an object, with each row."""
         self._sink = Foreach(f)
         return self
 
@@ -135,7 +135,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         return cast("StreamingQuery", ConnectQuery(_started(writer), query.operators))
 
     def _asked(self, settings: QuerySettings, files: QueryFiles) -> bool | None:
-        """Return the setting `noDataBatches`; for a new query also apply Spark's setting."""
+        """Return the setting `noDataBatches`; for a new query, include Spark's own setting."""
         setting = settings.no_data_batches
         is_off = (self._spark.conf.get(_NO_DATA, "true") or "").strip().lower() == "false"
         if setting is None and is_off and newest_offsets(files) is None:
@@ -143,7 +143,7 @@ class ConnectStreamWriter(StatefulStreamWriter):
         return setting
 
     def _warn_of_one_batch(self) -> None:
-        """Warn about `Trigger.AvailableNow` if a source cannot be read in parts."""
+        """Warn about `Trigger.AvailableNow` if a source can only be read in one micro-batch."""
         if self._trigger.get("availableNow") and self._spark.conf.get(_IN_PARTS, "false") != "true":
             _log.warning(
                 "trigger(availableNow=True) reads all new rows of a query with timers in one "
@@ -159,30 +159,30 @@ class ConnectStreamWriter(StatefulStreamWriter):
         )
 
     def _cores(self) -> int:
-        """Return Spark's number of cores, found from the partitions of a small frame."""
+        """Return Spark's number of cores, as shown by the partitions of a small frame."""
         parts = self._spark.range(1000).select(spark_partition_id().alias("part")).distinct()
         return parts.count()
 
 
 class ConnectStream(StatefulStream):
-    """The output of a stateful operator over a stream of a Connect session."""
+    """The output of a stateful operator on a stream in a Connect session."""
 
     _plan: ConnectPlan
 
     @property
     def na(self) -> Any:
-        """Functions for missing values."""
+        """Functions that handle missing values."""
         return DataFrameNaFunctions(self)
 
     @property
     def writeStream(self) -> ConnectStreamWriter:
-        """A writer with the methods of Spark's."""
+        """A writer with the same methods as Spark's."""
         return ConnectStreamWriter(self._operators, self._plan)
 
 
 def _with_ticks(frame: DataFrame) -> DataFrame:
     """
-    Add to *frame* a source without rows whose offset changes every second.
+    Add a source to *frame* that never returns rows but has a new offset every second.
 
     So Spark runs a micro-batch each second at least, and the engine skips it while no timer is due.
     """
@@ -193,7 +193,7 @@ def _with_ticks(frame: DataFrame) -> DataFrame:
 
 
 def _check_source(files: QueryFiles) -> None:
-    """Reject a query that started with the no-data batches of a classic session."""
+    """Reject a query whose no-data batches were started by a classic session."""
     newest = newest_offsets(files)
     offsets = None if newest is None else newest.offsets
     if offsets and _OF_CLASSIC in (offsets[-1] or ""):
@@ -206,7 +206,7 @@ def _check_source(files: QueryFiles) -> None:
 
 def _started(writer: Any) -> SparkQuery:
     """
-    Start the query; retry if the server's Python process was too slow to answer.
+    Start the query, retrying if the server's Python process took too long to answer.
 
     Spark waits ten seconds for it, and does not have a setting for that.
     """
@@ -243,7 +243,7 @@ def _started(writer: Any) -> SparkQuery:
 
 
 def refuse_observers(observers: Observers) -> None:
-    """Reject functions and objects that the server would have to call in the client."""
+    """Reject functions and objects that run on the client but would be called by the server."""
     by_name = {"on_progress": observers.on_progress, "metrics": observers.metrics}
     for name, observer in by_name.items():
         if observer is not None:
@@ -267,7 +267,7 @@ def refuse_direct(settings: QuerySettings) -> None:
 
 def refuse_relative(checkpoint: str, settings: QuerySettings) -> None:
     """
-    Reject relative paths, which client and server resolve differently.
+    Reject relative paths, which the client and the server would resolve differently.
 
     The word `checkpoint` as a stateLocation is not a path: the state is in the checkpointLocation.
     """
@@ -289,7 +289,7 @@ def _grouping_of(grouped: GroupedData) -> Grouping:
 
 
 def _input_name(column: object) -> str | None:
-    """Return a grouping column's name if it is a plain input column, or None."""
+    """Return the name of a grouping column if it is a plain input column, otherwise None."""
     expression = column._expr if isinstance(column, Column) else None
     if not isinstance(expression, ColumnReference):
         return None
@@ -319,7 +319,7 @@ CONNECT: Final = Client(
 
 
 class ConnectQuery(SparkQuery):
-    """Spark's `StreamingQuery` on Connect, with the errors and figures of statelog."""
+    """Spark's `StreamingQuery` on Connect, with statelog's errors and figures."""
 
     def __init__(self, query: SparkQuery, operators: Sequence[OperatorDefinition]) -> None:
         super().__init__(query._session, query.id, query.runId, query.name)
@@ -327,13 +327,13 @@ class ConnectQuery(SparkQuery):
 
     @property
     def lastBatch(self) -> BatchProgress | None:
-        """The figures of the newest committed micro-batch; None before the first one."""
+        """The figures of the newest committed micro-batch, or None before the first one."""
         return max(self.recentBatches, key=lambda batch: batch.batch_id, default=None)
 
     @property
     def recentBatches(self) -> list[BatchProgress]:
         """
-        The figures of the newest micro-batches in this session, from this run or earlier runs.
+        The figures of the newest micro-batches in this session, including earlier runs.
 
         They are in the session on the server, under keys that begin with `statelog.batches`.
         """

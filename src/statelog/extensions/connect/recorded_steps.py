@@ -55,7 +55,7 @@ class _Node(NamedTuple):
 
 
 def input_plan(frame: DataFrame) -> InputPlan:
-    """Return the facts from a frame's plan, with two calls to the server."""
+    """Derive the facts about a frame's plan, with two calls to the server."""
     return facts_in(_analyzed(frame)) if frame.isStreaming else InputPlan()
 
 
@@ -65,12 +65,12 @@ def node_names(frame: DataFrame) -> Counter[str]:
 
 
 def facts_in(text: str) -> InputPlan:
-    """Return the facts from the analyzed plan of a stream, one node per line."""
+    """Derive the facts from the analyzed plan of a stream, which has one node per line."""
     return facts_of(_streaming(list(_nodes(text))))
 
 
 def _analyzed(frame: Any) -> str:
-    """Return the analyzed plan of a Connect frame, without the line with its columns."""
+    """Return the analyzed plan of a Connect frame, without the line that lists its columns."""
     lines: list[str] = []
     section = ""
     for line in frame._explain_string(extended=True).split("\n"):
@@ -90,7 +90,7 @@ def _nodes(text: str) -> Iterator[_Node]:
 
 
 def _streaming(nodes: list[_Node]) -> Iterator[tuple[str, int]]:
-    """Yield the streaming nodes, with the number of streaming children of each."""
+    """Yield the streaming nodes, each with its number of streaming children."""
     children: Counter[int] = Counter()
     # From the end, so that the children of a node come before it.
     for node in reversed(nodes):
@@ -102,15 +102,15 @@ def _streaming(nodes: list[_Node]) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ConnectPlan(RecordedPlan):
-    """Records the steps applied to a stateful operator's output on Spark Connect."""
+    """Records the steps applied to the output of a stateful operator on Spark Connect."""
 
     @classmethod
     def of(cls, session: SparkSession, schema: StructType) -> Self:
-        """Return a plan without steps for an output with *schema*."""
+        """Return a plan without any steps, for an output with *schema*."""
         return cls(session.createDataFrame([], schema))
 
     def _check(self, method: str, shape: DataFrame) -> None:
-        """Let the server resolve a step; reject it if it needs state."""
+        """Have the server resolve a step; reject it if it needs state."""
         _ = shape.schema  # the server resolves a step only when it is asked
         if method in _OF_EXPRESSIONS:
             for name in node_names(shape) - node_names(self.shape):
@@ -118,11 +118,11 @@ class ConnectPlan(RecordedPlan):
                     raise needs_state(method, _NEEDS_ROWS[name])
 
     def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
-        """Apply the steps to *frame*, the output of one micro-batch; see `RecordedPlan.apply`."""
+        """Apply the steps to *frame*, the output of a micro-batch; see `RecordedPlan.apply`."""
         return self.for_worker().apply(frame, observations)
 
     def for_worker(self) -> RecordedSteps:
-        """Return the steps in the form that the worker needs."""
+        """Convert the steps to the form that the worker needs."""
         return RecordedSteps(
             _plan_id(self.start),
             tuple(
@@ -143,7 +143,7 @@ class RecordedSteps:
     steps: tuple[tuple[str, tuple[object, ...], dict[str, object], int], ...]
 
     def apply(self, frame: DataFrame, observations: Observing | None = None) -> DataFrame:
-        """Apply the steps to *frame*, the output of one micro-batch; see `RecordedPlan.apply`."""
+        """Apply the steps to *frame*, the output of a micro-batch; see `RecordedPlan.apply`."""
         if not self.steps:
             return frame
         session = frame.sparkSession
@@ -170,12 +170,12 @@ def of_session(value: Any, session: Any) -> Any:
 
 
 def next_plan_id() -> int:
-    """Return the id of the next plan in this process."""
+    """Return the id that the next plan in this process will have."""
     return LogicalPlan._nextPlanId
 
 
 def begin_plan_ids_at(plan_id: int) -> None:
-    """Number new plans in this process from *plan_id* or a later id."""
+    """Number new plans in this process from *plan_id* or higher."""
     LogicalPlan._nextPlanId = max(LogicalPlan._nextPlanId, plan_id)
 
 
@@ -185,7 +185,7 @@ def _plan_id(frame: Any) -> int:
 
 
 def _with_id(frame: DataFrame, plan_id: int) -> DataFrame:
-    """Change the plan id of a frame that was just created; return the frame."""
+    """Change the plan id of a newly created frame, and return the frame."""
     plan = frame._plan
     setattr(plan, _ID if hasattr(plan, _ID) else "_plan_id", plan_id)
     return frame

@@ -1,4 +1,4 @@
-"""Write the rows of one micro-batch in the worker of a Connect query."""
+"""Write the rows of a micro-batch in the worker of a Connect query."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sink_of(
     file_output: FileOutput,
 ) -> Sink:
     """
-    Return a picklable sink for a format or table.
+    Return a sink for a format or table that can be pickled.
 
     Reject what Connect cannot write.
     """
@@ -77,7 +77,7 @@ def _check_folder(session: SparkSession, source: str, path: OptionValue) -> None
 
 
 def _has_log(session: SparkSession, path: str) -> bool:
-    """Return whether Spark reads a folder through the log of its streaming file sink."""
+    """Return whether Spark would read a folder through its streaming file sink's log."""
     files: Any = session.read.format("text").load(path)
     try:
         return _READ_BY_LOG in files._explain_string()
@@ -99,7 +99,7 @@ def _no_file_sink(source: str) -> UsageError:
 
 
 def _provider(session: SparkSession, table: str) -> str | None:
-    """Return the format of a table, in lower case; None if it does not exist."""
+    """Return a table's format in lower case, or None if the table does not exist."""
     if not session.catalog.tableExists(table):
         return None
     rows = session.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
@@ -108,7 +108,7 @@ def _provider(session: SparkSession, table: str) -> str | None:
 
 
 class MemoryInWorker:
-    """Collects all rows as a temporary view of the user's session."""
+    """Collects all rows in a temporary view of the user's session."""
 
     def __init__(self, name: str, schema: StructType) -> None:
         self._name = name
@@ -116,7 +116,7 @@ class MemoryInWorker:
         self._memory: Memory | None = None
 
     def begin(self, session: SparkSession) -> None:
-        """Use the user's session in the worker."""
+        """Start using the user's session in the worker."""
         self._memory = Memory(session, self._name, self._schema)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -126,7 +126,7 @@ class MemoryInWorker:
 
 
 class Foreach:
-    """Calls a function of Spark's `foreach` with each row, in the tasks."""
+    """Calls the function of Spark's `foreach` with each row, in the tasks."""
 
     def __init__(self, f: RowFunction) -> None:
         DataStreamWriter._construct_foreach_function(f)  # checks it

@@ -1,5 +1,5 @@
 """
-Run the engine in the server's Python process for foreachBatch.
+Run the engine in the Python process that the server starts for foreachBatch.
 
 The client pickles a `QueryStart` into the function for `foreachBatch`.  The server starts a process
 for the query, which unpickles it once and calls it with each micro-batch.  A restart of the query
@@ -47,7 +47,7 @@ _GLOB: Final = re.compile(r"([*?\[\]{}\\])")
 
 class SparkFiles:
     """
-    A checkpointLocation in any of the server's file systems, spelled as for Spark.
+    A checkpointLocation on any of the server's file systems, named as in Spark.
 
     Hidden files, such as those with Hadoop's checksums, are not found.
     """
@@ -62,7 +62,7 @@ class SparkFiles:
         return self._url
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
-        """Return a file, or its last *tail* bytes; None if it does not exist."""
+        """Read a file or its last *tail* bytes; return None if it does not exist."""
         contents = self._column("content", _GLOB.sub(r"\\\1", f"{self._url}/{name}"))
         if not contents:
             return None
@@ -70,13 +70,13 @@ class SparkFiles:
         return data if tail is None else data[-tail:]
 
     def names(self, folder: str) -> Sequence[str]:
-        """Return the names of the files and folders in a folder."""
+        """List the files and folders in a folder by name."""
         paths = self._column("path", _GLOB.sub(r"\\\1", f"{self._url}/{folder}") + "/*")
         below = (str(path).rpartition(f"/{folder}/")[2] for path in paths)
         return sorted({name.partition("/")[0] for name in below})
 
     def qualified(self) -> str | None:
-        """Return the location as Spark resolves it; None if no query has run there."""
+        """Return the location as Spark resolves it, or None if no query has run there."""
         paths = self._column("path", _GLOB.sub(r"\\\1", f"{self._url}/{_METADATA}"))
         return str(paths[0]).rpartition("/")[0] if paths else None
 
@@ -92,7 +92,7 @@ class SparkFiles:
 
 
 def files_in_worker(session: SparkSession, location: str) -> QueryFiles:
-    """Return a running query's files, in the process that runs its micro-batches."""
+    """Return a running query's files, within the process that runs its micro-batches."""
     files = SparkFiles(session, location)
     url = files.qualified()
     if url is not None and url.startswith(LOCAL):
@@ -109,7 +109,7 @@ KEPT_BATCHES: Final = 32
 
 
 def figures_key(query_id: str, batch_id: int | None = None) -> str:
-    """Return the session key of a micro-batch's figures; without a batch, the prefix of all."""
+    """Return the session key of a micro-batch's figures, or, without a batch, their prefix."""
     prefix = f"statelog.batches.{query_id}."
     return prefix if batch_id is None else f"{prefix}{batch_id % KEPT_BATCHES}"
 
@@ -120,7 +120,7 @@ def observed_key(query_id: str, batch_id: int) -> str:
 
 
 class ObservedFigures(msgspec.Struct, frozen=True):
-    """A micro-batch's observed metrics by name and column, as stored in the session."""
+    """A micro-batch's observed metrics by name and column, in the form the session stores."""
 
     batch_id: int
     values: dict[str, dict[str, object]]
@@ -128,7 +128,7 @@ class ObservedFigures(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryStart:
-    """The data that the worker needs to run a query."""
+    """What the worker needs in order to run a query."""
 
     query: Query
     checkpoint: str
@@ -140,7 +140,7 @@ class QueryStart:
 
 
 class ConnectEngine:
-    """The function for `foreachBatch`, on the client and, after unpickling, in the worker."""
+    """The `foreachBatch` function, on the client and, once unpickled, in the worker."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -150,7 +150,7 @@ class ConnectEngine:
 
     @classmethod
     def of(cls, start: QueryStart) -> ConnectEngine:
-        """Return a query's function for `foreachBatch`, if sink and steps can be pickled."""
+        """Create a query's `foreachBatch` function, if the sink and the steps can be pickled."""
         sent = _to_send(start)
         try:
             return cls(cloudpickle.dumps(sent))
@@ -164,14 +164,14 @@ class ConnectEngine:
         return _restored, (__version__, next_plan_id(), self._payload)
 
     def begin(self) -> None:
-        """Unpickle the query while the user's session is active in the worker's thread."""
+        """Unpickle the query while the user's session is active in this thread of the worker."""
         self._root = ConnectSession.getActiveSession()
         self._start = start = cloudpickle.loads(self._payload)
         if isinstance(start.sink, MemoryInWorker):
             start.sink.begin(self._root)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Process one micro-batch; raise errors in a form that the client finds in Spark's text."""
+        """Process a micro-batch; raise errors in a form that the client finds in Spark's text."""
         try:
             if self._engine is None:
                 self._engine = self._opened(frame)
@@ -207,7 +207,7 @@ class ConnectEngine:
     def _note(
         self, query_id: str, progress: BatchProgress, observed: dict[str, dict[str, object]]
     ) -> None:
-        """Store the figures of a micro-batch where the client finds them."""
+        """Store the figures of a micro-batch where the client can find them."""
         batch_id = progress.batch_id
         texts = {figures_key(query_id, batch_id): msgspec.json.encode(progress.to_json())}
         if observed:
@@ -221,7 +221,7 @@ class ConnectEngine:
 
 
 def _to_send(start: QueryStart) -> QueryStart:
-    """Return *start* without its input, because the input's plan may be large."""
+    """Return *start* without its input, whose plan may be large."""
     query = start.query
     empty = query.source.frame.sparkSession.range(0)
     return replace(
@@ -234,7 +234,7 @@ def _to_send(start: QueryStart) -> QueryStart:
 
 
 def _with_frames(query: Query, session: Any, note: Callable[[BatchProgress], None]) -> Query:
-    """Move *query*'s frames to the session of the micro-batches."""
+    """Move the frames of *query* to the session that runs the micro-batches."""
     return replace(
         query,
         operators=tuple(_with_frame(operator, session) for operator in query.operators),
@@ -251,7 +251,7 @@ def _with_frame(operator: OperatorDefinition, session: Any) -> OperatorDefinitio
 
 
 def _restored(version: str, plan_ids: int, payload: bytes) -> ConnectEngine:
-    """Return the function in the worker, if the versions of client and server match."""
+    """Return the function in the worker, if client and server have the same versions."""
     if version != __version__:
         raise UsageError(
             f"the client runs statelog {version}, but the server runs {__version__}: install the same "

@@ -1,5 +1,5 @@
 """
-Move a query between Spark's own state and statelog, in both directions.
+Move a query between Spark's own state and statelog, in either direction.
 
     to_spark           a state location as a frame of state, one row for each key, in Parquet; and a
                        checkpointLocation in which Spark's query begins where statelog's ended

@@ -1,5 +1,5 @@
 """
-Start a processor with a frame of state as its initial state.
+Start a processor with its initial state taken from a frame.
 
 Variables and fields are matched by their names, at every depth.
 
@@ -119,7 +119,7 @@ def _scalar(value: object) -> object:
 
 def _whole(value: SupportsInt) -> int | None:
     """
-    Return a whole number, also if a float contains it.
+    Convert a whole number to an integer, even if it is stored as a float.
 
     In frames of Spark before 4.2 an array of whole numbers with a null is an array of floats.
     """
@@ -138,12 +138,12 @@ def _whole(value: SupportsInt) -> int | None:
 
 
 def _time(value: object) -> Any:
-    """Convert a NumPy or pandas time to a Python time; None for a missing time."""
+    """Convert a NumPy or pandas time to a Python time, or to None if it is missing."""
     return None if value != value else _scalar(value)
 
 
 def _timestamp_utc(value: object) -> dt.datetime | None:
-    """Convert a UTC timestamp to a point in time."""
+    """Convert a timestamp in UTC to a point in time."""
     plain: dt.datetime | None = _time(value)
     if plain is None or plain.tzinfo is not None:
         return plain
@@ -152,7 +152,7 @@ def _timestamp_utc(value: object) -> dt.datetime | None:
 
 def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
     """
-    Return a processor that starts with the rows of `to_spark` or `spark_state`.
+    Return a processor that starts with rows produced by `to_spark` or `spark_state`.
 
     It calls *processor*, of either row format, for everything but `handleInitialState`.  Give it to
     the operator of Spark or statelog together with `initialState=frame.groupBy(...)`.  It may be
@@ -179,7 +179,7 @@ def with_initial_state(processor: StatefulProcessor) -> StatefulProcessor:
 
 
 class WithInitialState(StatefulProcessor):
-    """A processor that starts with a frame of state; see `with_initial_state`."""
+    """A processor whose initial state comes from a frame; see `with_initial_state`."""
 
     def __init__(self, processor: StatefulProcessor) -> None:
         self._processor = processor
@@ -208,7 +208,7 @@ class WithInitialState(StatefulProcessor):
     def handleInitialState(
         self, key: object, initialState: RowLike, timerValues: TimerValues
     ) -> None:
-        """Set all state of a key."""
+        """Set all state of one key."""
         for cells in _cells_of(initialState):
             for name, cell in cells.state.items():
                 if cell is not None:
@@ -240,7 +240,7 @@ class WithInitialState(StatefulProcessor):
 @dataclass(frozen=True, slots=True)
 class _Cells:
     """
-    The state of one key in a row of the frame.
+    The state of one key, in a row of the frame.
 
     Args:
         state: The cell of each variable; None for none.
@@ -255,7 +255,7 @@ class _Cells:
     is_utc: bool
 
     def live(self, name: str, entries: Sequence[object], now_ms: int) -> Sequence[object]:
-        """Return the entries of a variable that have not expired at the time of the micro-batch."""
+        """Return the entries of a variable that have not expired by the micro-batch's time."""
         times = self.expiry.get(name)
         if times is None:
             return entries
@@ -265,7 +265,7 @@ class _Cells:
 
 
 def _cells_of(initial: RowLike) -> Iterator[_Cells]:
-    """Yield the cells of a Row, or of each row of a frame."""
+    """Yield the cells of a Row, or of each row in a frame."""
     is_row = isinstance(initial, Row)
     names = initial.__fields__ if is_row else list(initial.columns)
     expected = (STATE_COLUMN, TIMERS_COLUMN, EXPIRY_COLUMN)
@@ -291,7 +291,7 @@ def _cells_of(initial: RowLike) -> Iterator[_Cells]:
 
 
 def _named(struct: Row | Mapping[str, object] | None) -> Mapping[str, object]:
-    """Return a struct as a mapping from field names; None for null."""
+    """Return a struct as a mapping from field names to values, or None for null."""
     if struct is None:
         return {}
     return (
@@ -300,7 +300,7 @@ def _named(struct: Row | Mapping[str, object] | None) -> Mapping[str, object]:
 
 
 def _fields(struct: object) -> tuple[tuple[str, ...], tuple[object, ...]]:
-    """Return the names and the values of a struct, which is a Row or a mapping."""
+    """Return the field names and values of a struct that is a Row or a mapping."""
     if isinstance(struct, Mapping):
         return tuple(struct), tuple(struct.values())
     if not isinstance(struct, tuple):
@@ -337,7 +337,7 @@ class _Variable(ABC):
         return _converters(self.user_key_schema, f"{self.name}.key")
 
     def value(self, struct: object, is_utc: bool) -> tuple[object, ...]:
-        """Convert a value, a list element or a map value for the state."""
+        """Convert a value, list element or map value for the state."""
         values: tuple[object, ...] = self._values[is_utc](struct)
         return values
 
@@ -348,7 +348,7 @@ class _Variable(ABC):
 
     @abstractmethod
     def set(self, entries: Sequence[object], is_utc: bool) -> None:
-        """Set the entries of a key without entries."""
+        """Set the entries of a key that does not have any yet."""
 
 
 class _ValueVariable(_Variable):
@@ -381,7 +381,7 @@ class _MapVariable(_Variable):
 
 
 def _converters(schema: StructType | str, path: str) -> tuple[Plain, Plain]:
-    """Return converters for timestamps of any zone, and of UTC."""
+    """Return converters for timestamps in any zone, and for timestamps in UTC."""
     try:
         fields = parse_ddl(schema) if isinstance(schema, str) else schema
     except UsageError as error:
@@ -393,7 +393,7 @@ def _converters(schema: StructType | str, path: str) -> tuple[Plain, Plain]:
 
 
 def _refuse(schema: StructType | str, error: UsageError, struct: object) -> NoReturn:
-    """Raise the error for values whose fields require declared types."""
+    """Raise the error for values whose types must be declared."""
     raise UsageError(
         f"a task needs the types of {schema!r}, but cannot parse them from text: {error}. "
         "Let init() declare them as a StructType"
@@ -401,7 +401,7 @@ def _refuse(schema: StructType | str, error: UsageError, struct: object) -> NoRe
 
 
 class _NotingHandle(StatefulProcessorHandle):
-    """A handle that records the state objects that it returns."""
+    """A handle that records each state object it returns."""
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
@@ -436,7 +436,7 @@ class _NotingHandle(StatefulProcessorHandle):
         return state
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer of the current key."""
+        """Register a timer for the current key."""
         self._handle.registerTimer(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:

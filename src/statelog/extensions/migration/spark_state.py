@@ -87,7 +87,7 @@ def spark_state(
 def _variables(
     spark: SparkSession, location: str, operator_id: int, wanted: Sequence[str] | None
 ) -> dict[str, tuple[str, bool]]:
-    """Return each variable's kind, and whether its values expire."""
+    """Return the kind of each variable, and whether its values expire."""
     operators = (
         spark.read.format("state-metadata")
         .load(location)

@@ -1,5 +1,5 @@
 """
-Convert the state of a location to a frame that Spark can read.
+Convert the state in a location to a frame that Spark can read.
 
 A frame of state has one row for each key: the columns of the key, then those that are named here.
 A snapshot has the expiry of an entry inside it.  In the frame values and expiry are columns of
@@ -84,7 +84,7 @@ _OWN = (STATE_COLUMN, TIMERS_COLUMN, EXPIRY_COLUMN, CHECKPOINT_COLUMN)
 
 
 class KeyRows:
-    """Builds the rows of a frame of state."""
+    """Builds the rows for a frame of state."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class KeyRows:
         self._expiring = [state for state in self._states if state.ttl_ms is not None]
 
     def schema(self) -> pa.Schema:
-        """Return the columns of the rows."""
+        """Return the columns that the rows have."""
         values = [pa.field(state.name, _type_of(state)) for state in self._states]
         # Parquet has no struct without fields; with timers only all cells are null.
         state = pa.struct(values) if values else pa.bool_()
@@ -126,7 +126,7 @@ class KeyRows:
         return pa.schema([*fields, pa.field(CHECKPOINT_COLUMN, pa.int64())])
 
     def of(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of *keys*, a part of a snapshot; a key without state gets no row."""
+        """Return the rows of *keys*, a part of a snapshot; keys without state are omitted."""
         schema = self.schema()
         cells = {state.name: keys.column(state.name) for state in self._states}
         timers = keys.column(self._timers) if self._has_timers else pa.nulls(keys.num_rows, _TIMES)
@@ -162,7 +162,7 @@ def _chosen(states: Sequence[StateDescriptor], names: Sequence[str]) -> list[Sta
 
 
 def _type_of(state: StateDescriptor) -> pa.DataType:
-    """Return the type of a variable's cells in a frame of state."""
+    """Return the type that a variable's cells have in a frame of state."""
     user_key = _struct(state.user_key_schema or pa.schema([]))
     return state.kind.rules.cell_type(_struct(state.value_schema), user_key)
 
@@ -181,7 +181,7 @@ def _without_zone(kind: pa.DataType) -> pa.DataType:
 
 
 def _expiry(state: StateDescriptor, cells: pa.Array) -> pa.Array:
-    """Return when the entries of a variable expire."""
+    """Return the time at which each entry of a variable expires."""
     kind = state.kind.rules
     if kind.is_single:
         return cells.flatten()[-1]
@@ -189,7 +189,7 @@ def _expiry(state: StateDescriptor, cells: pa.Array) -> pa.Array:
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Return lists of *elements* with the lengths of *like*, which may be a slice."""
+    """Return lists of *elements* that are as long as the lists in *like*, which may be a slice."""
     lengths = pc.list_value_length(like).fill_null(0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=like.is_null())
@@ -268,7 +268,7 @@ def to_spark(
 @dataclass(frozen=True, slots=True)
 class _Read:
     """
-    Reads parts of a checkpoint, in tasks.
+    Reads portions of a checkpoint, in Spark tasks.
 
     Args:
         location, storage_options, operator, checkpoint_id, variables: What to read.
@@ -285,7 +285,7 @@ class _Read:
     now_ms: int
 
     def __call__(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of the parts with the given numbers."""
+        """Return the rows of the portions with the given numbers."""
         numbers: list[int] = [number for part in parts for number in part.column(0).to_pylist()]
         reader = StateReader.open(
             self.location,
@@ -338,7 +338,7 @@ def spark_checkpoint(
     storage_options: Mapping[str, object] | None = None,
 ) -> Offsets:
     """
-    Write a checkpointLocation from which Spark's query continues after a statelog checkpoint.
+    Write a checkpointLocation with which Spark's query continues from a statelog checkpoint.
 
     Its first micro-batch is planned, and has no rows: it imports the initial state.  It has the
     watermark of the old query, and the time of its last micro-batch.
@@ -386,7 +386,7 @@ def spark_checkpoint(
 def new_files(
     old: QueryFiles, record: BatchRecord, setting: Callable[[str, str], str | None]
 ) -> tuple[Offsets, dict[str, bytes]]:
-    """Return a checkpoint's offsets, and the files of the new checkpointLocation."""
+    """Return the offsets of a checkpoint, and the files of the new checkpointLocation."""
     query_id = recorded_query_id(old)
     if query_id != record.query_id:
         raise UsageError(
@@ -451,7 +451,7 @@ def _offsets_of_user(entry: OffsetEntry, record: BatchRecord, batch: str) -> Off
 
 
 def _seen_files(old: QueryFiles, folder: str, upto: int) -> bytes:
-    """Return the second entry of a source's log, with all files that were read."""
+    """Return the second entry of a source's log, which lists all files that were read."""
     files = files_upto(old, folder, upto)
     seen = (msgspec.structs.replace(file, batch_id=0) for file in files)
     return b"\n".join([b"v1", *(msgspec.json.encode(file) for file in seen)])
@@ -464,7 +464,7 @@ def _times(
     commit: bytes,
     setting: Callable[[str, str], str | None],
 ) -> dict[str, object]:
-    """Return times and settings of the planned micro-batch, as in Spark's offset log."""
+    """Return the times and settings of the planned micro-batch, as in Spark's offset log."""
     lines = commit.split(b"\n")
     log = (old.read(f"{OFFSETS}/{record.batch_id}") or b"").split(b"\n")
     try:

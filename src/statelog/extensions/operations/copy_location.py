@@ -1,5 +1,5 @@
 """
-Copy a location to a different store: verified, resumable, and while a query keeps running.
+Copy a location to a different store: verified, resumable, while the query can keep running.
 
 Each object is read, verified by its own checksums, put under the same name, and read back.  A
 second call puts only what is missing.  Metadata objects are put last, under the numbers that they
@@ -56,7 +56,7 @@ _BYTES_IN_FLIGHT: Final = 256 * 1024 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyProgress:
     """
-    The progress of a copy.
+    How far a copy has progressed.
 
     Args:
         objects, objects_done: Objects of the copy, and those that are in it, verified.
@@ -74,7 +74,7 @@ class CopyProgress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReport:
     """
-    The content of a copy.
+    What a copy contains.
 
     Args:
         checkpoints: The checkpoints that can be restored from it, ascending.
@@ -127,7 +127,7 @@ def copy(
     new_storage_options: Mapping[str, object] | None = None,
 ) -> CopyReport:
     """
-    Copy a state location to another folder, bucket or store.
+    Copy a state location to a different folder, bucket or store.
 
     The copy contains the retained checkpoints and all that they refer to.  A query may run in
     *location* meanwhile: call again to copy what it committed since.  To move a query, stop it
@@ -166,7 +166,7 @@ def copy(
 
 
 class _Copy:
-    """A copy, planned again if the source's query deletes objects."""
+    """A copy in progress, which is planned again if the query deletes objects meanwhile."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class _Copy:
 
     def _carry_out(self, plan: CopyPlan) -> None:
         """
-        Copy all objects, then the metadata.
+        Copy all objects, and then the metadata.
 
         The newest first, where numbers are left out before it.
         """
@@ -242,7 +242,7 @@ class _Copy:
         self._in_parallel([*by_number.values()])
 
     def _leave_out(self, number: int, newest: int) -> None:
-        """Claim a number, so that the newest checkpoint becomes the copy's next entry."""
+        """Claim a number so that the newest checkpoint becomes the next entry of the copy."""
         if self._session.leave_out(number, newest):
             return
         target = self._target
@@ -288,7 +288,7 @@ class _Copy:
         self._on_progress(self._progress)
 
     def _copy(self, item: CopiedObject) -> bool:
-        """Copy an object unless it exists already; return whether it was copied."""
+        """Copy an object unless it already exists; return whether it was copied."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 # After a failed attempt the object may be there, or a part of it.
@@ -307,7 +307,7 @@ class _Copy:
         raise AssertionError("the last attempt returns or raises")
 
     def _is_whole(self, item: CopiedObject, content: Buffer) -> bool:
-        """Verify *content*, and return whether it is the object."""
+        """Verify *content*, and return whether it is the complete object."""
         if not item.verifies_itself:
             return checksum([content]) == checksum([self._content(item)])
         try:
@@ -346,7 +346,7 @@ class _Copy:
 
 
 def _stored(target: ObjectStore, path: str) -> Buffer | None:
-    """Return an object of the copy, or None if it does not exist."""
+    """Read an object of the copy, or return None if it does not exist."""
     try:
         return target.get(path)
     except ObjectNotFoundError:
@@ -354,7 +354,7 @@ def _stored(target: ObjectStore, path: str) -> Buffer | None:
 
 
 def _check_target(source: ObjectStore, target: ObjectStore) -> None:
-    """Check that the target is empty or a copy of the source, and mark it as one."""
+    """Check that the target is empty or a copy of the source, and mark it as a copy."""
     if source.url == target.url:
         raise UsageError(f"{source.url} cannot be copied onto itself")
     mark = msgspec.json.encode({"version": 2, "source": source.url})
@@ -379,7 +379,7 @@ def _check_target(source: ObjectStore, target: ObjectStore) -> None:
 
 
 def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
-    """Check that the copy's newest checkpoint is not newer than the plan's."""
+    """Check that the newest checkpoint in the copy is not newer than the plan."""
     newest = Entries(target).newest_id()
     if newest is not None and newest > plan.checkpoints[-1]:
         raise UsageError(
@@ -389,7 +389,7 @@ def _check_is_newest(target: ObjectStore, plan: CopyPlan) -> None:
 
 
 def _is_damaged(target: ObjectStore, number: int) -> bool:
-    """Return whether an interrupted call left a partial entry, which is written again."""
+    """Return whether an interrupted call left a partial entry, which must be written again."""
     try:
         entry = read_entry(target, number)
     except ObjectNotFoundError:

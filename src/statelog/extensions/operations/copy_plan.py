@@ -1,5 +1,5 @@
 """
-Plan a copy of a location: its objects and their order.
+Plan the copy of a location: which objects to copy, and in which order.
 
 The retained checkpoints and the tagged ones, and every object that they refer to.  Pins of forks
 and readers belong to the source only.  The audit lines are copied, so that they outlive the source.
@@ -64,14 +64,14 @@ class CopiedObject:
     record: CompletedCheckpoint | None = None
 
     def content(self, data: Buffer) -> Buffer:
-        """Verify the source's bytes, and return the content of the copy."""
+        """Verify the bytes read from the source, and return the content for the copy."""
         self.check(data)
         if self.record is None:
             return data
         return joined(rewrite_metadata(data, self.record, where=self.source).buffers)
 
     def check(self, data: Buffer) -> None:
-        """Verify bytes against the checksums inside them."""
+        """Verify bytes against the checksums that they contain."""
         if self.kind == _CHANGELOG:
             parse_whole_file(data, where=self.path)
         elif self.handle is not None:
@@ -79,7 +79,7 @@ class CopiedObject:
 
     @property
     def verifies_itself(self) -> bool:
-        """Whether `check` finds damage, so that the copy can be verified without the source."""
+        """Whether `check` detects damage, so that the copy can be verified without the source."""
         if parse_checkpoint_metadata(self.path) is not None:
             return False  # its name is not unique: an earlier call may have put another record
         has_checksum = self.handle is not None and self.handle.crc32c is not None
@@ -89,7 +89,7 @@ class CopiedObject:
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
     """
-    The objects of a copy, in the order in which they are written.
+    The objects of a copy, in the order in which to write them.
 
     Args:
         checkpoints: The checkpoints that can be restored from the copy, ascending.
@@ -162,7 +162,7 @@ def needed_objects(
     checkpoints: list[CompletedCheckpoint], sizes: Mapping[str, int]
 ) -> dict[str, CopiedObject]:
     """
-    Return all objects of the checkpoints by their names in a copy.
+    Return all objects of the checkpoints, under the names that they have in a copy.
 
     *sizes* by those in the source.
     """
@@ -184,7 +184,7 @@ def needed_objects(
 
 
 def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the URLs of a fork's direct and indirect parents that store its objects."""
+    """Return the URLs of a fork's direct and indirect parents that contain its objects."""
     urls = []
     for name in paths:
         place = store
@@ -199,7 +199,7 @@ def parents_of(store: ObjectStore, paths: Iterable[str]) -> tuple[str, ...]:
 
 def own_path(path: str) -> str:
     """
-    Return an object's name in the copy; objects of a fork's parent are renamed.
+    Return the name of an object in the copy, where objects of a parent get new names.
 
     The metadata of a parent's checkpoint is there for its change sets only, and gets the name of a
     changelog file: the fork may have a checkpoint of the same number.
@@ -215,14 +215,14 @@ def own_path(path: str) -> str:
 
 
 def own_record(checkpoint: CompletedCheckpoint) -> CompletedCheckpoint:
-    """Return a checkpoint with the object names of the copy."""
+    """Return a checkpoint with the names that its objects have in the copy."""
     return with_names(checkpoint, own_path)
 
 
 def with_names(
     checkpoint: CompletedCheckpoint, name_of: Callable[[str], str], **record: object
 ) -> CompletedCheckpoint:
-    """Return a checkpoint with different object names."""
+    """Return a checkpoint with different names for its objects."""
 
     def moved(handle: StreamStateHandle) -> StreamStateHandle:
         if not isinstance(handle, FileStateHandle):
@@ -253,7 +253,7 @@ def with_names(
 
 
 def missing_in_source(error: ObjectNotFoundError, url: str) -> CheckpointError:
-    """Return the error for objects that are deleted faster than they are copied."""
+    """Return the error for a source whose objects are deleted faster than they are copied."""
     return CheckpointError(
         f"objects of {url} were missing in several attempts: {error}. If a query deletes them while they "
         "are copied, raise its retainedCheckpoints, or stop it for the last "

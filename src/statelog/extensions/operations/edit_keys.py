@@ -1,5 +1,5 @@
 """
-Set and delete the state of keys, from Python and from Parquet files, and release frozen keys.
+Set and delete the state of keys, from Python or Parquet files, and unfreeze keys.
 
 An edit says what state a key has afterwards, so an edit that changes nothing writes nothing, and
 the same edit applied again changes nothing.
@@ -77,7 +77,7 @@ class EditCounts:
 
     @property
     def changed(self) -> int:
-        """Number of keys whose state the edit changes."""
+        """The number of keys whose state the edit changes."""
         return self.inserted + self.updated + self.deleted
 
 
@@ -109,7 +109,7 @@ def edit(
     storage_options: Mapping[str, object] | None = None,
 ) -> EditReport:
     """
-    Set and delete the state of keys, as a new checkpoint.
+    Set and delete the state of keys in a new checkpoint.
 
     A query of the location must be stopped; one that runs is fenced, and its next start goes on at
     the same source position from the edited state.
@@ -160,7 +160,7 @@ def edit_as(
     operator: str | None,
     apply: bool,
 ) -> EditReport:
-    """Edit keys of *base*; the audit line records *verb*. The rest is as in `edit`."""
+    """Edit keys of *base*, recording *verb* in the audit log; otherwise like `edit`."""
     target = EditTarget(store, base, operator)
     overlays, counts = target.overlays(target.edits(states, delete))
     if not (apply and counts.changed):
@@ -172,7 +172,7 @@ def edit_as(
 
 
 class EditTarget:
-    """The operator to edit in a location."""
+    """The operator that an edit changes."""
 
     def __init__(
         self, store: ObjectStore, base: CompletedCheckpoint, operator: str | None = None
@@ -205,7 +205,7 @@ class EditTarget:
     def edits(
         self, states_by_name: StatesByName, delete: Iterable[object]
     ) -> dict[int, GroupEdits]:
-        """Return the requested edits by key group."""
+        """Return the requested edits, grouped by key group."""
         by_group: dict[int, GroupEdits] = {}
 
         def cells_of(key_values: object) -> dict[int, object]:
@@ -225,7 +225,7 @@ class EditTarget:
         return by_group
 
     def overlays(self, edits: Mapping[int, GroupEdits]) -> tuple[dict[int, Overlay], EditCounts]:
-        """Return the changes by key group; read only these key groups."""
+        """Return the changes by key group, reading only the affected key groups."""
         overlays: dict[int, Overlay] = {}
         counts: Counter[str] = Counter()
         for key_group, group_edits in sorted(edits.items()):
@@ -235,7 +235,7 @@ class EditTarget:
         return overlays, EditCounts(**counts)
 
     def _restored(self, key_group: int) -> KeyedState:
-        """Return the state of a key group as of the checkpoint."""
+        """Return the state of one key group as of the checkpoint."""
         key_groups = KeyGroupRange(key_group, key_group)
         handle = self._base.for_range(key_groups)
         state = KeyedState(self.codec, MemoryLimits(_BUDGET_BYTES))
@@ -265,7 +265,7 @@ class EditTarget:
         self, overlays: Mapping[int, Overlay], checkpoint_id: int, closing: contextlib.ExitStack
     ) -> tuple[ChangelogStateHandle | None, int]:
         """
-        Make changes durable.
+        Make the changes durable.
 
         Return their handle and their bytes, and what closes their files.
         """
@@ -291,7 +291,7 @@ class EditTarget:
         return handle, changes.size_bytes
 
     def _timers_changed(self, overlays: Iterable[Overlay]) -> frozenset[int]:
-        """Return the operator's position, if one of its timers changed."""
+        """Return the operator's position if any of its timers changed."""
         timers = [
             state_id
             for state_id in self.codec.live
@@ -301,7 +301,7 @@ class EditTarget:
         return frozenset([self.position] if changed else [])
 
     def _cell(self, state: StateCodec, content: object) -> object:
-        """Return a state's cell as Python values; empty or None if there is no state."""
+        """Return the cell of a state as Python values; empty or None without state."""
         if content is None:
             return None
         convert = FromPython(
@@ -310,7 +310,7 @@ class EditTarget:
         return state.kind.from_python(content, convert)
 
     def _entry(self, state: StateCodec, fields: object, _expiry: object) -> tuple[object, ...]:
-        """Return a value in its stored form."""
+        """Convert a value to its stored form."""
         names = state.value.schema.names
         ttl_ms = state.descriptor.ttl_ms
         expires_at_ms = self._now_ms + (ttl_ms or 0)
@@ -327,7 +327,7 @@ class EditTarget:
 
 
 def _user_key(state: StateCodec, fields: object) -> Values:
-    """Return a map key; a key with a single column may be passed without a tuple."""
+    """Return a map key; if it has a single column, callers may omit the tuple."""
     codec = state.user_key
     if codec is None:
         raise InvariantError(
@@ -340,7 +340,7 @@ def _user_key(state: StateCodec, fields: object) -> Values:
 
 
 def _edited(state: KeyedState, key_group: int, edits: GroupEdits, counts: Counter[str]) -> Overlay:
-    """Return the changes that edits make to the state of a key group, and count their keys."""
+    """Return the changes that edits make to a key group, and count the keys that change."""
     state.prepare({key_group: set(edits)})
     tables = state.groups[key_group].tables
     overlay: Overlay = [{} for _ in state.codec.states]
@@ -381,7 +381,7 @@ _OPTIONAL: Final = ("key_group", EXPIRES_FIELD)
 def states_in_file(
     reader: StateReader, variable: str, path: str | os.PathLike[str]
 ) -> dict[Key, object]:
-    """Return the state of each key in a file, as `statelog.edit` takes it."""
+    """Return the state of each key in a file, in the form that `statelog.edit` accepts."""
     schema = reader.arrow_schema(variable)
     descriptor = reader.schema.states[reader.schema.state_id(variable)]
     check_named_file(reader.store.url, path)
@@ -411,7 +411,7 @@ def states_in_file(
 
 
 def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]:
-    """Return the keys in a file; ignore its other columns."""
+    """Return the keys in a file, ignoring its other columns."""
     schema = pa.schema(
         [pa.field(f"key.{field.name}", field.type) for field in reader.schema.key_schema]
     )
@@ -420,7 +420,7 @@ def keys_in_file(reader: StateReader, path: str | os.PathLike[str]) -> list[Key]
 
 
 def other_keys(reader: StateReader, variable: str, states: Mapping[Key, object]) -> Iterator[Key]:
-    """Yield the keys that have state in a variable and are not in *states*."""
+    """Yield the keys that have state in a variable but are not in *states*."""
     seen = set()
     for batch in reader.batches(variable, include_expired=True):
         for key in _keys(pa.Table.from_batches([batch]), variable):
@@ -432,7 +432,7 @@ def other_keys(reader: StateReader, variable: str, states: Mapping[Key, object])
 def _rows(
     path: str | os.PathLike[str], schema: pa.Schema, what: str, *, only: bool = False
 ) -> pa.Table:
-    """Return the rows of a file in the columns of *schema*; *only* ignores other columns."""
+    """Return the rows of a file with the columns of *schema*; *only* ignores other columns."""
     try:
         if not os.path.exists(path):
             raise UsageError(f"{os.fspath(path)}: no such file or folder")
@@ -477,7 +477,7 @@ def _keys(table: pa.Table, path: str | os.PathLike[str]) -> list[Key]:
 def _structs(
     table: pa.Table, prefix: str, *, with_expiry: bool = True
 ) -> Iterator[dict[str, object]]:
-    """Yield the columns of a prefix as dicts, with the expiry of values if the file contains it."""
+    """Yield the columns with a prefix as dicts, with the expiry of values if the file has it."""
     start = len(prefix) + 1
     names = [name for name in table.column_names if name.startswith(f"{prefix}.")]
     columns = {name[start:]: table.column(name).to_pylist() for name in names}
@@ -496,7 +496,7 @@ def unfreeze(
     storage_options: Mapping[str, object] | None = None,
 ) -> EditReport:
     """
-    Let a query process frozen keys again, as a new checkpoint.
+    Let a query process frozen keys again, from a new checkpoint on.
 
     The query must be stopped; one that runs is fenced, and its next start goes on at the same
     source position.  The rows that were kept back are dead letters: they are not handled by this

@@ -1,5 +1,5 @@
 """
-Remove a key from a location: from its state at once, from its objects later or at once.
+Remove a key from a location: from the state at once, from objects now or later.
 
 The default commits the key's deletion.  Its bytes leave with the snapshots and checkpoints that
 hold them, and the report says when.  `now` writes the affected key groups again without the key,
@@ -90,7 +90,7 @@ class ForgetReport:
 
 
 def refuse_pinned(url: str, traces: Iterable[KeyTrace]) -> None:
-    """Check that no pinned checkpoint contains the key."""
+    """Check that none of the pinned checkpoints contains the key."""
     names = sorted({name for trace in traces for name in trace.pins})
     if names:
         raise CheckpointError(
@@ -163,7 +163,7 @@ def forget(
 
 
 class _Forgetting:
-    """One key of one location."""
+    """The removal of one key from one location."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _Forgetting:
         self._removed = self._entries()
 
     def by_deletion(self, session: EditSession, *, dry_run: bool) -> ForgetReport:
-        """Commit the deletion of the key, and report its traces."""
+        """Commit the deletion of the key, and report which objects still contain it."""
         newest = self._base
         checkpoint_id = None
         if self._removed and not dry_run:
@@ -192,7 +192,7 @@ class _Forgetting:
         return self._report(newest, checkpoint_id, dry_run)
 
     def by_rewriting(self, session: EditSession, *, dry_run: bool) -> ForgetReport:
-        """Commit the state without the key in new objects, and delete the old objects."""
+        """Commit the state without the key in new objects, then delete the old objects."""
         traces = self._traces(self._base)
         report = self._report(self._base, None, dry_run, traces)
         if not traces:
@@ -266,7 +266,7 @@ class _Forgetting:
         )
 
     def _entries(self) -> dict[str, int]:
-        """Return the number of the key's entries, by variable."""
+        """Return how many entries the key has, by variable."""
         with StateReader(self._store, self._base, operator=self._key.operator_id) as reader:
             key_groups = KeyGroupRange(self._key.key_group, self._key.key_group)
             tables = reader.tables(key_groups=key_groups, include_expired=True)
@@ -278,7 +278,7 @@ class _Forgetting:
         return {name: count for name, count in rows.items() if count}
 
     def _traces(self, newest: CompletedCheckpoint) -> tuple[KeyTrace, ...]:
-        """Read all objects, and return those that contain the key."""
+        """Read all objects, and return the ones that contain the key."""
         uses = ObjectUses(self._store, newest)
         traces = []
         listed = {info.path for info in self._store.list()}
@@ -302,7 +302,7 @@ class _Forgetting:
     def _snapshots(
         self, paths_with_key: set[str], checkpoint_id: int
     ) -> Iterator[MaterializedHandle]:
-        """Write snapshots of the key groups that need an object in *paths_with_key*."""
+        """Write snapshots for the key groups that need an object in *paths_with_key*."""
         needed = {
             key_group
             for key_range in ranges_needing(self._base, paths_with_key)
@@ -342,7 +342,7 @@ class _Forgetting:
         return batch.take(pa.array(other_rows, pa.int64()))
 
     def _output(self) -> StagedRows:
-        """Return the micro-batch's staged rows without the key's rows."""
+        """Return the staged rows of the micro-batch, without the key's rows."""
         stored = read_checkpoint(self._store, self._base.checkpoint_id)
         section = stored.sections.get(OUTPUT_TAG)
         inline = [self._filtered(stream) for stream in decode_streams(section)]
@@ -357,7 +357,7 @@ class _Forgetting:
         return StagedRows(encode_streams(inline) if inline else None, tuple(files))
 
     def _attachments(self) -> Iterator[Attachment]:
-        """Yield the checkpoint's attachments, without the key's output rows."""
+        """Yield the attachments of the checkpoint, without the key's output rows."""
         for attachment in BatchRecord.of(self._base).attachments:
             if has_rows(attachment):
                 data = read_stream(self._store, attachment.handle, what="rows of output")
@@ -375,7 +375,7 @@ class _Forgetting:
 
     def _filtered(self, stream: bytes | memoryview) -> bytes | memoryview:
         """
-        Return staged rows without the rows in which the key occurs.
+        Return staged rows, without the rows in which the key occurs.
 
         The same object if none does.
         """

@@ -1,5 +1,5 @@
 """
-Fork a location: a second query continues from a checkpoint of the first, next to it.
+Fork a location, so that a second query continues from a checkpoint of the first one.
 
 The first checkpoint of the new location refers to the objects of the parent, which never change, so
 a fork copies no state and its cost does not depend on the size of the state.  A tag of the parent
@@ -70,7 +70,7 @@ _log = logging.getLogger("statelog")
 
 @dataclass(frozen=True, slots=True)
 class NewQuery:
-    """The query that continues from a fork."""
+    """The query that continues from the fork."""
 
     query_id: str
     checkpoint_location: str
@@ -173,7 +173,7 @@ def fork(
 def _asked_for(
     store: LocationStore, checkpoint: CheckpointName | None
 ) -> tuple[Tag | None, int | None]:
-    """Return the tag and the checkpoint that a caller specifies; None for the newest one."""
+    """Return the tag and checkpoint that the caller asks for; None means the newest checkpoint."""
     for tag in list_tags(store):
         if tag.kind is TagKind.TAG and tag.name == checkpoint:
             return tag, tag.checkpoint_id
@@ -187,7 +187,7 @@ def _source(
     forked_id: int | None,
     open_query: OpenQuery | None,
 ) -> ForkSource:
-    """Read the fork's source: an earlier call's record, a tag, or a checkpoint and its query."""
+    """Read the fork's source: a record of an earlier call, a tag, or a checkpoint and its query."""
     if begun is not None and begun.tag is not None:
         source = tagged_source(store, begun.tag)
         if source.files is not None:
@@ -207,7 +207,7 @@ def _source(
 def _missing_files(
     source: ForkSource, new: LocationStore, open_query: Callable[[str | None], ObjectStore]
 ) -> tuple[str, ...]:
-    """Return the input files that the new query must read but that no longer exist."""
+    """Return input files that the new query must read but that no longer exist."""
     missing: tuple[str, ...] = ()
     if source.files is None:
         return missing
@@ -229,7 +229,7 @@ def _missing_files(
 def _new_place(
     new_location: Location, new_checkpoint_location: Location | None, state_only: bool
 ) -> Location | None:
-    """Return the new checkpointLocation; None if there is none."""
+    """Return the new checkpointLocation, or None if there is none."""
     if state_only:
         if new_checkpoint_location is not None:
             raise UsageError(
@@ -257,7 +257,7 @@ def apply_fork(
     *,
     copy: bool = False,
 ) -> Fork:
-    """Create the fork; after a crash, repeat the call."""
+    """Create the fork; if the process crashes, repeat the call."""
     parent = source.store
     if HIDDEN in parent.url:
         raise UsageError(
@@ -295,7 +295,7 @@ def _prepared(
     new: LocationStore,
     new_query: ObjectStore | None,
 ) -> NewQuery | None:
-    """Refer to the parent, pin the checkpoint there, and write the new checkpointLocation."""
+    """Record the parent, pin its checkpoint there, and write the new checkpointLocation."""
     if not exists(new, PATHS.parent(begun.fork_id)):
         create(new, PATHS.parent(begun.fork_id), begun.reference(source.store).encoded())
     fail_point("fork-referred")
@@ -313,7 +313,7 @@ def _prepared(
 def _first_checkpoint(
     source: ForkSource, begun: _Begun, query: NewQuery | None
 ) -> CompletedCheckpoint:
-    """Return the fork's first checkpoint, which refers to the parent."""
+    """Return the first checkpoint of the fork, which refers to objects of the parent."""
     checkpoint = source.stored.checkpoint
     record: dict[str, object] = {"went_back_to": None, "attachments": ()}
     if query is not None:
@@ -332,7 +332,7 @@ def _first_checkpoint(
 
 
 def _copy_objects(new: LocationStore, checkpoint: CompletedCheckpoint) -> None:
-    """Copy the parent's objects that *checkpoint* references."""
+    """Copy the objects of the parent that *checkpoint* references."""
     for needed_object in needed_objects([checkpoint], {}).values():
         if needed_object.path != needed_object.source:
             new.put(needed_object.path, needed_object.content(new.get(needed_object.source)))
@@ -345,7 +345,7 @@ def _commit(
     source: ForkSource,
     new: LocationStore,
 ) -> None:
-    """Write the new location's first checkpoint, under its number in the parent."""
+    """Commit the first checkpoint of the new location, under its number in the parent."""
     # Number 0 is the next one of an empty location.
     if (
         first.checkpoint_id != _CLAIM
@@ -370,7 +370,7 @@ def _commit(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Begun:
     """
-    A fork of this call or of an earlier one.
+    A fork that was started by this call or an earlier one.
 
     Args:
         fork_id: Its id.
@@ -388,7 +388,7 @@ class _Begun:
 
     @property
     def owner_id(self) -> str:
-        """The owner of the claim and of the first checkpoint."""
+        """The owner of the fork's claim and of its first checkpoint."""
         return _OWNER + self.fork_id
 
     @property
@@ -398,7 +398,7 @@ class _Begun:
         return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
 
     def reference(self, parent: LocationStore) -> ParentReference:
-        """Return the parent's reference, which the new location stores."""
+        """Return the reference to the parent, which the new location stores."""
         return ParentReference(location=parent.url, checkpoint_id=self.checkpoint_id)
 
     def to_fork(
@@ -443,7 +443,7 @@ def _begun(new: LocationStore, parent: LocationStore, checkpoint_id: int | None)
 def _referred(
     new: LocationStore, parent: LocationStore, checkpoint_id: int | None
 ) -> _Begun | None:
-    """Return the fork whose reference is in *new* if no checkpoint is committed there yet."""
+    """Return the fork whose reference is in *new*, if no checkpoint has been committed there."""
     tags = {tag.name: tag for tag in list_tags(parent) if tag.kind is TagKind.FORK}
     begun = None
     for info in list(new.list(PATHS.parents)):
@@ -468,7 +468,7 @@ def _referred(
 
 
 def _committed(new: LocationStore, parent: LocationStore, checkpoint_id: int) -> _Begun | None:
-    """Return the fork of *parent* if its first checkpoint is the only one in *new*."""
+    """Return the fork of *parent*, if *new* contains only the fork's first checkpoint."""
     stored = readable(new, checkpoint_id)
     if stored is None or isinstance(stored, ClaimRecord):
         return None
@@ -488,7 +488,7 @@ def _finished(
     *,
     copy: bool,
 ) -> Fork:
-    """Return the fork that an earlier, identical call committed, and release its parent."""
+    """Return the fork that an identical, earlier call committed, and release its parent."""
     checkpoint = begun.checkpoint
     if checkpoint is None:
         raise _in_use(new)

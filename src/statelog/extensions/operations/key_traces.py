@@ -1,5 +1,5 @@
 """
-Find the objects of a location that contain a key of an operator.
+Find the objects of a location that contain a given key of an operator.
 
 Every object is decoded as a reader decodes it: the change sets of changelog files and checkpoints,
 the rows of snapshots, and staged output rows.  Staged rows have columns of their own, so a row
@@ -56,7 +56,7 @@ _UNREADABLE: Final = (
 
 
 class SoughtKey:
-    """A key of an operator to find in objects."""
+    """A key of an operator, to be found in objects."""
 
     def __init__(
         self, values: object, schema: OperatorStateSchema, key_groups: KeyGroupRange
@@ -73,7 +73,7 @@ class SoughtKey:
         path: str,
         handle: FileStateHandle | None = None,
     ) -> str | None:
-        """Return the kind of an object if it contains the key, or None."""
+        """Return the kind of an object if it contains the key, otherwise None."""
         kind = _kind_of(path)
         if kind is None:
             return None
@@ -122,7 +122,7 @@ class SoughtKey:
         return False
 
     def _codec(self, metadata: bytes) -> OperatorCodec | None:
-        """Return the codec of a schema as it was written; None for a different operator."""
+        """Return the codec of a schema as written, or None if it is for a different operator."""
         if metadata not in self._codecs:
             schema = schema_of_changes(metadata)
             is_same_operator = schema.operator_id == self.operator_id
@@ -134,7 +134,7 @@ class SoughtKey:
         return count
 
     def rows_of(self, batch: pa.RecordBatch, key_schema: pa.Schema) -> pa.RecordBatch:
-        """Return the rows that contain the key in the columns `key.<name>`."""
+        """Return the rows that have the key in their columns `key.<name>`."""
         return StateKey(self.values, key_schema).select(batch)
 
     def _in_snapshot(self, data: Buffer) -> bool:
@@ -152,7 +152,7 @@ class SoughtKey:
         return any(self.is_in_row(row) for row in staged_rows(table))
 
     def is_in_row(self, row: Mapping[str, object]) -> bool:
-        """Return whether all values of the key occur in an output row."""
+        """Return whether an output row contains all values of the key."""
         leaves = list(_leaves(row))
         return all(
             value is None or any(type(leaf) is type(value) and leaf == value for leaf in leaves)
@@ -161,7 +161,7 @@ class SoughtKey:
 
 
 def _kind_of(path: str) -> str | None:
-    """Return the kind of an object by its name, also in a parent; None if it contains no keys."""
+    """Return the kind of an object from its name, or None if it cannot contain keys."""
     while (parsed := parse_parent_path(path)) is not None:
         path = parsed[1]
     folder = path.partition("/")[0]
@@ -169,7 +169,7 @@ def _kind_of(path: str) -> str | None:
 
 
 def staged_table(data: Buffer) -> pa.Table:
-    """Return the staged rows of an Arrow IPC stream; raise `CorruptionError` if it is not one."""
+    """Read the staged rows in an Arrow IPC stream; raise `CorruptionError` if it is invalid."""
     try:
         return read_stream_table(data)  # of an orphan there is no checksum
     except (pa.ArrowException, OSError) as error:
@@ -177,7 +177,7 @@ def staged_table(data: Buffer) -> pa.Table:
 
 
 def staged_rows(table: pa.Table) -> list[dict[str, object]]:
-    """Return staged rows as Python values; raise `CorruptionError` if that fails."""
+    """Convert staged rows to Python values; raise `CorruptionError` if that fails."""
     try:
         return python_rows(table)
     except pa.ArrowInvalid as error:
@@ -193,7 +193,7 @@ def _sets(segment: Segment) -> Iterator[tuple[list[int], list[bytes]]]:
 
 
 def _leaves(value: object) -> Iterable[object]:
-    """Yield the values in an output row, including values in structs, lists and maps."""
+    """Yield the values in an output row, including those nested in structs, lists and maps."""
     if isinstance(value, Mapping):
         for inner in value.values():
             yield from _leaves(inner)
@@ -210,7 +210,7 @@ def _leaves(value: object) -> Iterable[object]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyTrace:
     """
-    One object in which a key is stored.
+    An object in which a key is stored.
 
     Args:
         path: Its name.
@@ -262,14 +262,14 @@ class ObjectUses:
 
     def handle_of(self, path: str) -> FileStateHandle | None:
         """
-        Return the handle of a snapshot or of staged rows.
+        Return the handle of a snapshot or of a file of staged rows.
 
         None for another object, or an orphan.
         """
         return self._handles.get(path)
 
     def pins_of(self, checkpoints: Iterable[int]) -> tuple[str, ...]:
-        """Return the tags that pin any of the checkpoints."""
+        """Return the tags that pin at least one of the checkpoints."""
         return tuple(
             dict.fromkeys(
                 name for checkpoint in checkpoints for name in self._pins.get(checkpoint, ())
@@ -277,7 +277,7 @@ class ObjectUses:
         )
 
     def trace(self, path: str, kind: str) -> KeyTrace:
-        """Return a trace with the event that deletes it."""
+        """Return a trace that says what will delete the object."""
         needed = tuple(self._by_path.get(path, ()))
         pins = self.pins_of(needed)
         return KeyTrace(
@@ -285,7 +285,7 @@ class ObjectUses:
         )
 
     def _removal(self, path: str, needed: tuple[int, ...]) -> str:
-        """Return when an object is deleted, as the end of a sentence."""
+        """Return when an object is deleted, in the form of the end of a sentence."""
         if parse_parent_path(path) is not None:
             return "when you also forget the key in the parent of this fork"
         if not needed:
@@ -317,7 +317,7 @@ class ObjectUses:
 
 
 def ranges_needing(checkpoint: CompletedCheckpoint, paths: Container[str]) -> list[KeyGroupRange]:
-    """Return the ranges of key groups whose state in a checkpoint needs an object in *paths*."""
+    """Return the ranges of key groups for which a checkpoint needs an object in *paths*."""
     handles = [
         (log.key_group_range, entry.handle)
         for log in checkpoint.log
@@ -336,5 +336,5 @@ def _checkpoints(count: int) -> str:
 
 
 def has_rows(attachment: Attachment) -> bool:
-    """Return whether an attachment contains output rows, by its folder."""
+    """Return whether an attachment contains output rows, judging by its folder."""
     return attachment.path.partition("/")[0] == PATHS.output("")

@@ -1,5 +1,5 @@
 """
-Find out how far a query has read its sources.
+Determine how far a query has read its sources.
 
 The files of its checkpointLocation, and whether they fit the state.
 
@@ -40,7 +40,7 @@ _VERSION: Final = b"v1"
 
 def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
     """
-    Return the files with which a query starts after the micro-batch of *record*.
+    Return the files from which a query starts after the micro-batch of *record*.
 
     Returns:
         The files by name, without `metadata`.
@@ -78,7 +78,7 @@ def batch_files(
     offsets: Sequence[str | None],
     folders: Sequence[str] | None,
 ) -> dict[str, bytes]:
-    """Return the files that record what a micro-batch reads and what was read before it."""
+    """Return the files that record what a micro-batch reads, and what was read before it."""
     names = [f"{OFFSETS}/{batch_id}"] + ([f"{OFFSETS}/{batch_id - 1}"] if batch_id else [])
     files = {name: data for name in names if (data := query.read(name))}
     logs = kept_entries(folders, offsets)
@@ -114,7 +114,7 @@ def write_query(store: ObjectStore, files: Mapping[str, bytes], query_id: str) -
 
 
 def _are_among(query: StoredQuery, files: Mapping[str, bytes]) -> bool:
-    """Return whether all planned micro-batches of a checkpointLocation are in *files*."""
+    """Return whether *files* contains all planned micro-batches of a checkpointLocation."""
     names = [f"{OFFSETS}/{number}" for number in query.numbers(OFFSETS)]
     return all(name in files and query.read(name) == files[name] for name in names)
 
@@ -126,7 +126,7 @@ def _whole(query: StoredQuery, folder: str) -> dict[str, bytes]:
 
 
 def check_sources(query: StoredQuery, record: BatchRecord, batch_id: int) -> tuple[str | None, ...]:
-    """Return a micro-batch's offsets if the state of *record* is the state after it."""
+    """Return the offsets of a micro-batch, if *record* describes the state after it."""
     entry = query.offsets(batch_id)
     if entry is None:
         planned = query.numbers(OFFSETS)
@@ -163,7 +163,7 @@ def check_sources(query: StoredQuery, record: BatchRecord, batch_id: int) -> tup
 
 
 def _positions(record: BatchRecord, offsets: Sequence[str | None]) -> set[str]:
-    """Return the digest of the user's source offsets; two digests if their number is unknown."""
+    """Return the digest of the user's source offsets, or two digests if their number is unknown."""
     if record.source_folders:
         return {position_of(offsets[: len(record.source_folders)])}
     whole = position_of(offsets)
@@ -179,7 +179,7 @@ def _same_logs(query: StoredQuery, record: BatchRecord) -> bool:
 
 
 def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -> dict[str, int]:
-    """Return the last retained log entry of each file source."""
+    """Return the last log entry that each file source has retained."""
     names = folders or [str(number) for number in range(len(offsets))]
     entries = ((name, log_entry(offset)) for name, offset in zip(names, offsets, strict=False))
     return {name: entry for name, entry in entries if entry is not None}
@@ -187,7 +187,7 @@ def kept_entries(folders: Sequence[str] | None, offsets: Sequence[str | None]) -
 
 def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
     """
-    Return the input files that a query reads after *record*, but that no longer exist.
+    Return input files that a query would read after *record* but that no longer exist.
 
     Only files on local disk are looked for.
     """
@@ -196,7 +196,7 @@ def missing_inputs(query: StoredQuery, record: BatchRecord) -> tuple[str, ...]:
 
 
 def read_again(query: StoredQuery, kept_upto: Mapping[str, int]) -> tuple[list[str], set[str]]:
-    """Return the log entries to drop, and the input files that only they list."""
+    """Return the log entries to drop, and the input files that only these entries list."""
     logs: list[str] = []
     names: set[str] = set()
     for folder, entry in kept_upto.items():
@@ -211,7 +211,7 @@ def read_again(query: StoredQuery, kept_upto: Mapping[str, int]) -> tuple[list[s
 
 
 def missing_files(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the input files that no longer exist; check only files on local disk."""
+    """Return input files that no longer exist, checking only files on local disk."""
     gone = []
     for path in paths:
         url = urllib.parse.urlsplit(path)
@@ -221,7 +221,7 @@ def missing_files(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def refuse(what: str, reason: str) -> NoReturn:
-    """Raise the error for a rewind that is not possible."""
+    """Raise the error for a rewind that is impossible."""
     advice = ""
     if reason == "active":
         advice = ". Stop it, wait until it has ended, and repeat the rewind"

@@ -1,5 +1,5 @@
 """
-Repair a location: remove only what is provably safe, or what the user names.
+Repair a location: remove only what is provably safe to remove, or what the user names.
 
 What can be removed without loss, and why:
 
@@ -63,7 +63,7 @@ _STAGED_NAME: Final = re.compile(r".+#\d+$")
 @dataclass(frozen=True, slots=True)
 class Repair:
     """
-    One object that can be removed.
+    An object that a repair can remove.
 
     Args:
         kind: "temporary", "staged", "clean-up" or "orphan"; `REASONS` says why each is safe.
@@ -112,7 +112,7 @@ class GivenUp:
 
 
 def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) -> RepairPlan:
-    """Find out what can be removed; change nothing."""
+    """Determine what can be removed, without changing anything."""
     # Listed first: the objects of a checkpoint committed after the listing are marked below.
     listed = list(store.list())
     problems: list[str] = []
@@ -141,7 +141,7 @@ def plan_repair(store: ObjectStore, *, min_age: dt.timedelta, now: dt.datetime) 
 
 
 def apply_repair(store: ObjectStore, plan: RepairPlan) -> CleanUpReport:
-    """Remove the objects that a plan lists; stop after a few failures."""
+    """Remove the objects listed in a plan; stop after a few failures."""
     staged = [repair.path for repair in plan.repairs if repair.kind == STAGED]
     with edit_session(store, "repair") as session:
         if staged:  # they are no objects of the store
@@ -161,7 +161,7 @@ def _kind(
     marked: frozenset[str] | None,
     newest_id: int,
 ) -> str | None:
-    """Return the kind of a left-over object; None for an object to keep."""
+    """Return the kind of a leftover object, or None if the object must be kept."""
     if not is_ours(info.path):
         return None
     if info.path.startswith(f"{TEMPORARY_FOLDER}/"):
@@ -174,7 +174,7 @@ def _kind(
 
 
 def _staged_files(store: ObjectStore) -> Iterator[ObjectInfo]:
-    """Yield files of incomplete writes on local disk, which store listings omit."""
+    """Yield the files of incomplete writes on local disk, which store listings omit."""
     root = local_path(store.url)
     if root is None:
         return
@@ -207,7 +207,7 @@ def _remove_files(store: ObjectStore, names: Iterable[str]) -> CleanUpReport:
 
 
 def plan_give_up(store: ObjectStore, checkpoint_id: int) -> GivenUp:
-    """Find out what going back to a checkpoint discards; change nothing."""
+    """Determine what going back to a checkpoint would discard, without changing anything."""
     find_restore_point(Entries(store), checkpoint_id)  # raises if it cannot be restored
     for problem in verify_checkpoint(store, checkpoint_id):
         if problem.blocks_restore:

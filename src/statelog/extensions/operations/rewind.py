@@ -1,5 +1,5 @@
 """
-Rewind a query's source offsets and state together to one micro-batch.
+Rewind the source offsets and the state of a query together to one micro-batch.
 
 The order of the steps makes a crash harmless.  A claim fences a run that is still active.  One
 commit makes the state that of the micro-batch: the point of no return.  Then Spark's files of later
@@ -187,7 +187,7 @@ def open_stopped_query(
 
 
 def _idle(query: StoredQuery) -> dt.timedelta | None:
-    """Return the time since Spark last wrote a micro-batch."""
+    """Return how long ago Spark last wrote a micro-batch."""
     written = query.last_written()
     if written is None:
         return None
@@ -196,7 +196,7 @@ def _idle(query: StoredQuery) -> dt.timedelta | None:
 
 
 def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
-    """Return the micro-batches whose state is retained, ascending, with any obstacles."""
+    """Return the micro-batches whose state is retained, ascending, and what prevents a rewind."""
     points = []
     for summary, record in _retained(state, query.query_id()):
         problem = ""
@@ -217,7 +217,7 @@ def rewind_points(query: StoredQuery, state: ObjectStore) -> list[RewindPoint]:
 
 
 def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> RewindReport:
-    """Return the changes that a rewind to a micro-batch would make; change nothing."""
+    """Return the changes that a rewind would make, without making them."""
     summary, record = _state_after(query, state, batch_id)
     if query.has_state_of_spark():
         refuse(
@@ -251,7 +251,7 @@ def plan_rewind(query: StoredQuery, state: ObjectStore, batch_id: int) -> Rewind
 
 
 def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary, BatchRecord]]:
-    """Return the query's restorable checkpoints, ascending."""
+    """Return the restorable checkpoints of the query, in ascending order."""
     others = set()
     checkpoints = []
     for summary in list_checkpoints(state):
@@ -296,7 +296,7 @@ def _state_after(
 
 
 def _check_log(query: StoredQuery, folder: str, entry: int) -> None:
-    """Check that Spark can read a source's log up to *entry* without the later entries."""
+    """Check that Spark can read a source's log up to *entry* without later entries."""
     names = set(query.names(f"{SOURCES}/{folder}"))
     number = entry
     while number >= 0 and f"{number}.compact" not in names:
@@ -313,7 +313,7 @@ def apply_rewind(
     query: StoredQuery, state: ObjectStore, plan: RewindReport, clock_ms: Callable[[], int]
 ) -> int:
     """
-    Make the changes of *plan*; after a crash, repeat it with a new plan.
+    Make the changes in *plan*; after a crash, repeat this with a new plan.
 
     Returns:
         The checkpoint that the query continues from.
@@ -343,7 +343,7 @@ def apply_rewind(
 
 def _delete_files(query: StoredQuery, plan: RewindReport) -> None:
     """
-    Delete Spark's files of later micro-batches, newest first.
+    Delete the files that Spark wrote for later micro-batches, newest first.
 
     Given-up checkpoints are left to garbage collection: an active run needs its own until its next
     commit, where it is fenced.

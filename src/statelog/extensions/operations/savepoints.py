@@ -1,4 +1,4 @@
-"""Tags, which pin a checkpoint and the position of its sources under a name."""
+"""Tags, which pin a checkpoint together with the position of its sources, under a name."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tag(
     storage_options: Mapping[str, object] | None = None,
 ) -> Tag:
     """
-    Pin a checkpoint under a name, with the position of its sources.
+    Pin a checkpoint under a name, together with the position of its sources.
 
     The checkpoint, and all it needs, stays until `untag`.  `fork` continues from it, with the same
     rows of the sources as the query, even when Spark has deleted the files of that micro-batch.
@@ -120,7 +120,7 @@ def tag(
 
 
 def _earlier_tag(store: LocationStore, name: str, checkpoint_id: int, comment: str) -> Tag | None:
-    """Return the tag that an earlier call with the same arguments created."""
+    """Return the tag that an earlier call with the same arguments created, if any."""
     for tag in list_tags(store):
         is_same = (tag.kind, tag.name, tag.checkpoint_id) == (TagKind.TAG, name, checkpoint_id)
         if is_same and read_tag(store, tag).facts.get("comment") == comment:
@@ -137,7 +137,7 @@ def untag(
     storage_options: Mapping[str, object] | None = None,
 ) -> Tag:
     """
-    Remove a tag; the next garbage collection deletes the checkpoint unless it is retained.
+    Remove a tag; garbage collection then deletes the checkpoint unless it is retained.
 
     Example:
         statelog.untag("s3://bucket/jobs/totals", "before-release", apply=True)
@@ -176,7 +176,7 @@ def untag(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkSource:
     """
-    The checkpoint to tag or fork, and its record.
+    The checkpoint to tag or fork, with its record.
 
     Args:
         store: The location.
@@ -197,7 +197,7 @@ class ForkSource:
 
     @property
     def record(self) -> BatchRecord:
-        """The record of its micro-batch."""
+        """The record of the micro-batch that created the checkpoint."""
         return BatchRecord.of(self.stored.checkpoint)
 
 
@@ -210,7 +210,7 @@ Returns None for the state only.
 
 
 def fork_source(store: LocationStore, checkpoint_id: int, open_query: OpenQuery) -> ForkSource:
-    """Read a checkpoint and the position of its sources."""
+    """Read a checkpoint, and the position of its sources."""
     stored = Entries(store).load(checkpoint_id)
     record = BatchRecord.of(stored.checkpoint)
     opened = open_query(record.checkpoint_location)
@@ -224,7 +224,7 @@ def fork_source(store: LocationStore, checkpoint_id: int, open_query: OpenQuery)
 def finished_source(
     store: LocationStore, checkpoint_id: int | None, open_query: OpenQuery
 ) -> ForkSource:
-    """Wait until a checkpoint's sink has written its rows, and read it; None is the newest one."""
+    """Wait until the sink has written a checkpoint's rows, then read it; None is the newest."""
     now_id = _newest_id(store) if checkpoint_id is None else checkpoint_id
     for attempt in range(_SINK_ATTEMPTS + 1):
         try:
@@ -241,7 +241,7 @@ def finished_source(
 
 
 def tagged_source(store: LocationStore, tag: Tag) -> ForkSource:
-    """Read a tagged checkpoint and the position in the tag."""
+    """Read a tagged checkpoint, and the position stored in the tag."""
     files = read_tag(store, tag).files or None
     return ForkSource(store=store, stored=Entries(store).load(tag.checkpoint_id), files=files)
 
@@ -256,7 +256,7 @@ def query_store(
     recorded: str | None,
     options: Mapping[str, object] | None,
 ) -> ObjectStore:
-    """Return a query's checkpointLocation: passed, recorded, or the folder around the state."""
+    """Return a query's checkpointLocation: given, recorded, or the folder around the state."""
     if named is None and recorded is not None and not may_follow(store.url, recorded, ()):
         raise CheckpointError(
             f"the checkpoint in {store.url} records {redacted(recorded)} as the query's "
@@ -280,7 +280,7 @@ def client_options(
     place: Location, store: LocationStore, options: Mapping[str, object] | None
 ) -> Mapping[str, object] | None:
     """
-    Return *store*'s client options for a different place in the same kind of store.
+    Return the client options of *store* for a different place in the same kind of store.
 
     Else None.
     """

@@ -57,7 +57,7 @@ ONLY_AFTER: Final = "added"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOutcome:
     """
-    One micro-batch in the fork.
+    The outcome of one micro-batch in the fork.
 
     Args:
         batch_id: Its number, the same as in the running query.
@@ -76,7 +76,7 @@ class BatchOutcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """
-    The differences between the output and state of a changed processor and a running query.
+    How a changed processor's output and state differ from those in a running query.
 
     Args:
         fork: The fork, which has the state of the changed processor after the last micro-batch.
@@ -101,7 +101,7 @@ class WhatIf:
 
     @property
     def not_compared(self) -> tuple[int, ...]:
-        """Micro-batches whose output was not compared; pass `current` to compare all."""
+        """Micro-batches whose output was not compared; pass `current` to compare all of them."""
         return tuple(batch.batch_id for batch in self.batches if batch.differences is None)
 
     @property
@@ -130,7 +130,7 @@ class WhatIf:
 
 
 def _some_rows(name: str, table: pa.Table) -> Iterator[str]:
-    """Yield lines with the first rows of a table; no lines for a table without rows."""
+    """Yield lines that show the first rows of a table, or nothing if the table is empty."""
     if table.num_rows:
         yield from ("", f"{name}:")
     for row in table.slice(0, _SHOWN).to_pylist():
@@ -163,7 +163,7 @@ def staged_rows(store: ObjectStore, stored: StoredCheckpoint) -> pa.Table | None
 
 def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Table:
     """
-    Return the rows that only one of two tables contains; count duplicates separately.
+    Return the rows that only one of two tables contains; duplicates count separately.
 
     Returns:
         The columns `batch_id`, `change` ("removed": only in *before*, "added": only in *after*),
@@ -181,7 +181,7 @@ def row_differences(batch_id: int, before: pa.Table, after: pa.Table) -> pa.Tabl
 def _only_in(
     table: pa.Table, keys: list[Hashable], others: list[Hashable], batch_id: int, change: str
 ) -> Iterator[pa.Table]:
-    """Yield the rows of *table* whose *keys* occur more often there than in the other table."""
+    """Yield the rows of *table* whose *keys* occur more often in it than in the other table."""
     more = Counter(keys) - Counter(others)
     rows = []
     for row, key in enumerate(keys):
@@ -199,7 +199,7 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
 
 
 def _hashable(value: object) -> Hashable:
-    """Return a hashable form that is equal for equal rows; NaN equals itself."""
+    """Return a hashable form of a row that is equal for equal rows; NaN equals NaN."""
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, Mapping):
@@ -220,7 +220,7 @@ def what_if(
     storage_options: Mapping[str, object] | None = None,
 ) -> WhatIf:
     """
-    Run a changed query over the rows that the running query read after a fork, and compare.
+    Run a changed query on the rows that a running query read after a fork, and compare.
 
     The micro-batches of the running query are repeated in the fork one by one, with their rows,
     processing times and watermarks.  The running query continues meanwhile, undisturbed: a tag
@@ -300,7 +300,7 @@ def what_if(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The running query, up to the checkpoint that is compared."""
+    """The running query, up to the checkpoint to compare."""
 
     store: LocationStore
     query: StoredQuery
@@ -312,7 +312,7 @@ class _Source:
         return BatchRecord.of(self.last.checkpoint)
 
     def batches_after(self, forked: int) -> range:
-        """Return the micro-batches after the forked micro-batch."""
+        """Return the micro-batches that follow the forked one."""
         last_batch = self.record.batch_id
         check_sources(self.query, self.record, last_batch)
         if last_batch <= forked:
@@ -324,7 +324,7 @@ class _Source:
         return range(forked + 1, last_batch + 1)
 
     def files(self, batch_id: int) -> dict[str, bytes]:
-        """Return the files in which Spark planned a micro-batch."""
+        """Return the files with which Spark planned a micro-batch."""
         entry = self.query.offsets(batch_id)
         if entry is None or entry.offsets is None:
             raise CheckpointError(
@@ -335,7 +335,7 @@ class _Source:
         return batch_files(self.query, batch_id, entry.offsets, self.record.source_folders)
 
     def rows_of(self, batch_id: int) -> pa.Table | None:
-        """Return the rows that the running query delivered; None if they are unknown."""
+        """Return the rows that the running query delivered, or None if they are unknown."""
         for checkpoint_id in reversed(self.last.checkpoint.retained):
             with contextlib.suppress(FileNotFoundError):
                 stored = read_checkpoint(self.store, checkpoint_id)
@@ -390,7 +390,7 @@ class _Run:
         return pa.table({}) if rows is None else rows
 
     def _plan(self, batch_id: int) -> None:
-        """Write a micro-batch to the offset log, as Spark would plan it."""
+        """Write a micro-batch to the offset log in the way Spark would plan it."""
         files = self._source.files(batch_id)
         logs = [name for name in files if name.endswith(COMPACT)]
         for name in logs:
@@ -405,7 +405,7 @@ class _Run:
 def _compared(
     batch_id: int, source: _Source, run: _Run, unchanged: _Run | None
 ) -> tuple[BatchOutcome, pa.Table | None]:
-    """Repeat a micro-batch; return its result, and the rows that differ if they are known."""
+    """Repeat a micro-batch; return its result and, if known, the rows that differ."""
     after = run.batch(batch_id)
     before = source.rows_of(batch_id) if unchanged is None else unchanged.batch(batch_id)
     differences = None if before is None else row_differences(batch_id, before, after)
@@ -420,7 +420,7 @@ def _compared(
 
 @contextlib.contextmanager
 def _pinned(parent: LocationStore, until: int | None) -> Iterator[StoredCheckpoint]:
-    """Pin a checkpoint of the running query during the comparison."""
+    """Pin a checkpoint of the running query for the duration of the comparison."""
     checkpoint_id = newest_checkpoint(parent).checkpoint_id if until is None else until
     name = f"what-if-{os.urandom(8).hex()}"
     with edit_session(parent, "what-if", checkpoint_id=checkpoint_id) as session:

@@ -1,4 +1,4 @@
-"""`statelog publish`: publish state as a table, one version per checkpoint."""
+"""`statelog publish`: publish state as a table, with one version per checkpoint."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def publish(
 
 
 def _follow(publisher: TablePublisher, as_json: bool) -> None:
-    """Publish newer checkpoints; print failures of a store or catalog, and retry."""
+    """Publish newer checkpoints; if a store or catalog fails, print the error and retry."""
     began_s = wall_clock_seconds()
     try:
         report = publisher.refresh()

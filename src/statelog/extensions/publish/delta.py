@@ -1,5 +1,5 @@
 """
-A published Delta table in a folder, written by deltalake.
+A published Delta table in a folder, written with deltalake.
 
 A version is a commit whose information records the facts of its checkpoint, and the versions of the
 checkpoints that are retained.  A commit replaces the rows of the key groups that changed.
@@ -38,7 +38,7 @@ _RECENT: Final = 16
 
 class DeltaTable:
     """
-    A table in a folder; see `PublishableTable`.
+    A Delta table in a folder; see `PublishableTable`.
 
     Thread: one at a time.
     """
@@ -60,7 +60,7 @@ class DeltaTable:
         """Do nothing, because there is no open connection."""
 
     def load(self) -> PublishedTable | None:
-        """Read the table's content; None if it does not exist."""
+        """Read what the table contains, or return None if it does not exist."""
         from deltalake import DeltaTable as Table
         from deltalake.exceptions import TableNotFoundError
 
@@ -87,7 +87,7 @@ class DeltaTable:
         return self._contents
 
     def replace(self, rows: Replacement, tags: Mapping[str, int], retain: int) -> None:
-        """Commit a new version of the loaded table; create the table if it is missing."""
+        """Commit a new version of the loaded table, creating the table if it is missing."""
         from deltalake import CommitProperties, Schema, write_deltalake
         from deltalake.exceptions import CommitFailedError
 
@@ -120,7 +120,7 @@ class DeltaTable:
                 write(self._table, mode="overwrite", predicate=predicate, schema_mode=schema_mode)
 
     def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
-        """Delete the files that no retained version needs."""
+        """Delete files that no retained version of the table needs."""
         if self._table is None or self._contents is None:
             raise CommitConflictError(f"the table {self.name} was deleted in the meantime")
         with explained(f"cannot tidy the table {self.name}"):
@@ -137,7 +137,7 @@ class DeltaTable:
 
 
 def _commits(table: Table) -> Iterator[dict[str, object]]:
-    """Yield the information of the commits, the newest first."""
+    """Yield the commit information, newest first."""
     recent = table.history(_RECENT)
     yield from recent
     if len(recent) == _RECENT:

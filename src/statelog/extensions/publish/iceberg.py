@@ -68,11 +68,11 @@ class IcebergTable:
         self._table: Table | None = None
 
     def close(self) -> None:
-        """Close the catalog; further calls do nothing."""
+        """Close the catalog. Further calls do nothing."""
         self._catalog.close()
 
     def load(self) -> PublishedTable | None:
-        """Read the table's content; None if it does not exist."""
+        """Read what the table contains, or return None if it does not exist."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with explained(f"cannot load the table {self.name}"):
@@ -84,7 +84,7 @@ class IcebergTable:
         return _contents(self._table)
 
     def replace(self, rows: Replacement, tags: Mapping[str, int], retain: int) -> None:
-        """Commit a new version of the loaded table; create the table if it is missing."""
+        """Commit a new version of the loaded table, creating the table if it is missing."""
         from pyiceberg.exceptions import CommitFailedException, ValidationException
 
         conflicts = (CommitFailedException, ValidationException)
@@ -161,7 +161,7 @@ class IcebergTable:
 
 
 def _contents(table: Table) -> PublishedTable:
-    """Return a table's content; the table's properties also contain facts about the source."""
+    """Return what a table contains; facts about its source are among its properties."""
     checkpoints = _checkpoints(table)
     current = table.current_snapshot()
     newest = table.snapshot_by_id(max(checkpoints, key=checkpoints.__getitem__, default=-1))
@@ -180,13 +180,13 @@ def _facts(snapshot: object) -> dict[str, str]:
 
 
 def _snapshot_ids(table: Table) -> list[int]:
-    """Return the ids of the snapshots, oldest first."""
+    """Return the ids of the snapshots, the oldest first."""
     ordered = sorted(table.metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
     return [snapshot.snapshot_id for snapshot in ordered]
 
 
 def _checkpoints(table: Table) -> dict[int, int]:
-    """Return the checkpoint of each published snapshot, oldest first."""
+    """Return the checkpoint of each published snapshot, the oldest first."""
     facts = {snapshot.snapshot_id: _facts(snapshot) for snapshot in table.metadata.snapshots}
     return {
         snapshot_id: int(facts[snapshot_id][CHECKPOINT])
@@ -220,7 +220,7 @@ def _delete(commit: Transaction, rows: Replacement) -> None:
 
 
 def _replace_columns(commit: Transaction, schema: pa.Schema) -> None:
-    """Replace the columns of a table; its rows are replaced too, so any type can change."""
+    """Replace the columns of a table; all rows are replaced too, so any type can change."""
     with commit.update_schema(allow_incompatible_changes=True) as update:
         for field in commit.table_metadata.schema().fields:
             update.delete_column((field.name,))
@@ -230,7 +230,7 @@ def _replace_columns(commit: Transaction, schema: pa.Schema) -> None:
 
 @contextmanager
 def _supported() -> Iterator[None]:
-    """Raise `UsageError` for a type that Iceberg lacks."""
+    """Raise `UsageError` for a type that Iceberg does not have."""
     from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 
     try:

@@ -1,5 +1,5 @@
 """
-Publish the state of a location as a table that any engine reads.
+Publish the state of a location as a table that any engine can read.
 
 A checkpoint is a version of the table.  A publication replaces the rows of the key groups that
 changed since the version before; all rows where that cannot be told.  A call that ends anywhere
@@ -99,7 +99,7 @@ def publish(
     storage_options: Mapping[str, object] | None = None,
 ) -> PublishReport:
     """
-    Make a checkpoint of a location the newest version of an Iceberg or a Delta table.
+    Make a checkpoint of a location the newest version of an Iceberg or Delta table.
 
     The table contains one row per key and one column per state variable.  A call for a checkpoint
     that is a version of the table already changes nothing.
@@ -158,7 +158,7 @@ def publisher(
     storage_options: Mapping[str, object] | None = None,
 ) -> TablePublisher:
     """
-    Return a publisher, which publishes checkpoints one after the other.
+    Return a publisher, which publishes one checkpoint after another.
 
     Arguments and errors as `publish`.
 
@@ -203,7 +203,7 @@ def open_table(
 
 class TablePublisher:
     """
-    Publishes checkpoints of one location, one after the other.
+    Publishes the checkpoints of a location, one after another.
 
     Thread: one at a time.
     """
@@ -242,16 +242,16 @@ class TablePublisher:
         self.close()
 
     def close(self) -> None:
-        """Close the table; further calls do nothing."""
+        """Close the table. Further calls do nothing."""
         self._table.close()
 
     def publish(self, checkpoint: CheckpointName | None = None) -> PublishReport:
-        """Publish a checkpoint, after the newer tagged checkpoints before it."""
+        """Publish a checkpoint, after any tagged checkpoints that precede it."""
         return self._attempted(given_checkpoint_id(self._store, checkpoint), None)
 
     def refresh(self) -> PublishReport | None:
         """
-        Publish the newest checkpoint; return None if it was already published.
+        Publish the newest checkpoint, or return None if it is already published.
 
         Without a newer one, two requests are made, at once.
         """
@@ -259,7 +259,7 @@ class TablePublisher:
         return None if newest is None else self._attempted(None, newest)
 
     def _attempted(self, asked_id: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
-        """Publish the checkpoint *given*, *newest* if it was read, or the newest checkpoint."""
+        """Publish the checkpoint *given*, or *newest* if it was read, or the newest checkpoint."""
         for attempt in range(_ATTEMPTS):
             try:
                 return self._publish(asked_id, newest if attempt == 0 else None)
@@ -304,7 +304,7 @@ class TablePublisher:
         return self._report(published, due, tags)
 
     def _source(self, reader: StateReader) -> dict[str, str]:
-        """Return the facts of a version that identify the state."""
+        """Return the facts in a version that identify the state."""
         for name in self._variables or ():
             reader.arrow_schema(name)  # raises: it names the variables
         return {
@@ -315,7 +315,7 @@ class TablePublisher:
         }
 
     def _check_source(self, published: PublishedTable, reader: StateReader) -> None:
-        """Check that the table was created for this state."""
+        """Check that the table was created from this state."""
         for key, expected in self._source(reader).items():
             if published.facts.get(key) != expected:
                 raise UsageError(
@@ -325,7 +325,7 @@ class TablePublisher:
 
     def _check_history(self, published: PublishedTable) -> None:
         """
-        Check that the location has no different checkpoint with the table's number.
+        Check that the table's checkpoint number refers to the same checkpoint in the location.
 
         It may have none: then what changed after the published checkpoint cannot be told.
         """
@@ -338,7 +338,7 @@ class TablePublisher:
         self._base = checkpoint
 
     def _check_ahead(self, published: PublishedTable, target: CompletedCheckpoint) -> None:
-        """Check that the table is not ahead of the newest checkpoint of the location."""
+        """Check that the table is not ahead of the location's newest checkpoint."""
         if published.newest is None or target.checkpoint_id >= published.newest:
             return
         newest = find_checkpoint(self._store)
@@ -358,7 +358,7 @@ class TablePublisher:
     def _due(
         self, published: PublishedTable | None, target: int, tags: Mapping[str, int]
     ) -> tuple[int, ...]:
-        """Return the checkpoints to publish, ascending."""
+        """Return the checkpoints to publish, in ascending order."""
         present = set() if published is None else set(published.checkpoints.values())
         newest = -1 if published is None or published.newest is None else published.newest
         if target <= newest:
@@ -376,7 +376,7 @@ class TablePublisher:
     def _commit(
         self, reader: StateReader, published: PublishedTable | None, tags: Mapping[str, int]
     ) -> PublishedTable:
-        """Publish one checkpoint; after an error, find out whether the commit succeeded."""
+        """Publish one checkpoint; after an error, determine whether the commit succeeded."""
         rows = self._replacement(reader, published)
         self._failure = None
         try:
@@ -396,7 +396,7 @@ class TablePublisher:
         return committed
 
     def _replacement(self, reader: StateReader, published: PublishedTable | None) -> Replacement:
-        """Return the rows of a checkpoint that replace rows of the table."""
+        """Return the rows of a checkpoint, and which rows of the table they replace."""
         variables = {variable.name: variable for variable in reader.variables()}
         left_out = set() if self._variables is None else variables.keys() - set(self._variables)
         names = [name for name in variables if name not in left_out]
@@ -436,7 +436,7 @@ class TablePublisher:
         variables: Sequence[str],
         key_groups: Sequence[KeyGroupRange] | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of some key groups, except keys without state in the variables."""
+        """Yield the rows of some key groups, omitting keys without state in the variables."""
         try:
             for key_range in [reader.key_groups] if key_groups is None else key_groups:
                 for batch in reader.keys(key_groups=key_range):
@@ -450,7 +450,7 @@ class TablePublisher:
             raise
 
     def _hold(self, checkpoint_id: int) -> None:
-        """Retain the published checkpoint, so that the next call finds what changed after it."""
+        """Retain the published checkpoint, so that the next call can find what changed since."""
         pins = [
             tag
             for tag in list_tags(self._store)
@@ -486,7 +486,7 @@ class TablePublisher:
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Return the type with nullable fields, because a table's columns are not required."""
+    """Return the type with nullable fields, because the columns of a table are optional."""
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
     if pa.types.is_map(kind):

@@ -1,4 +1,4 @@
-"""The interface of a published table; each table format implements it."""
+"""The interface of a published table, which each table format implements."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FILE_BYTES: Final = 64 * 1024 * 1024
 
 
 class CommitConflictError(StatelogError):
-    """A different process changed the table since it was loaded."""
+    """A different process changed the table after it was loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
     """
-    The content of a table.
+    What a table contains.
 
     Args:
         facts: The facts of its newest published version; without one, the facts of the source.
@@ -44,14 +44,14 @@ class PublishedTable:
 
     @property
     def newest(self) -> int | None:
-        """The newest published checkpoint; None if there is none."""
+        """The newest published checkpoint, or None if there is none."""
         return int(self.facts[CHECKPOINT]) if CHECKPOINT in self.facts else None
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
     """
-    The rows that replace rows of a table.
+    Rows that replace rows of a table.
 
     Args:
         schema: The columns; `key_group` is the first one.
@@ -71,7 +71,7 @@ class Replacement:
 
     @property
     def predicate(self) -> str | None:
-        """The SQL condition of the rows to replace; None for all rows."""
+        """The SQL condition for the rows to replace, or None for all rows."""
         if self.key_groups is None:
             return None
         parts = [
@@ -87,7 +87,7 @@ class Replacement:
 
 class PublishableTable(Protocol):
     """
-    A table whose versions are checkpoints of a location.
+    A table in which each version is a checkpoint of a location.
 
     Thread: one at a time.
     """
@@ -103,20 +103,20 @@ class PublishableTable(Protocol):
         ...
 
     def close(self) -> None:
-        """Close all connections; further calls do nothing."""
+        """Close all connections. Further calls do nothing."""
         ...
 
     def load(self) -> PublishedTable | None:
-        """Read the table's content; None if it does not exist."""
+        """Read what the table contains, or return None if it does not exist."""
         ...
 
     def replace(self, rows: Replacement, tags: Mapping[str, int], retain: int) -> None:
-        """Commit a new version of the loaded table; create the table if it is missing."""
+        """Commit a new version of the loaded table, creating the table if it is missing."""
         ...
 
     def tidy(self, tags: Mapping[str, int], retain: int) -> PublishedTable:
         """
-        Remove the versions of the loaded table that are not retained, and delete their files.
+        Remove versions of the loaded table that are not retained, and delete their files.
 
         Returns:
             What the table contains then.
@@ -138,7 +138,7 @@ def retained_versions(
 
 @contextmanager
 def explained(what: str, *conflicts: type[Exception]) -> Iterator[None]:
-    """Raise the errors of a table library as statelog errors."""
+    """Convert the errors of a table library to statelog errors."""
     try:
         yield
     except StatelogError:

@@ -1,5 +1,5 @@
 """
-Ways to read a location in addition to the tables of a checkpoint.
+Ways to read a location besides the tables of a checkpoint.
 
     location_state  `statelog.open`: everything below, by one object; the history of a key
     changes         which keys differ between two checkpoints, by joining in columns; what each

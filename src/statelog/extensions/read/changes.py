@@ -1,5 +1,5 @@
 """
-Find the differences between two checkpoints, and the changes of each checkpoint.
+Find the differences between two checkpoints, and what each checkpoint changed.
 
 *Differences* are one row for each key that differs.  Both states are read in the order of key
 groups and compared in columns, some key groups at a time, so that only the key groups restored
@@ -58,7 +58,7 @@ _WHAT: Final = "the state of one key group,"
 
 class Differences:
     """
-    Compares one operator's state as of two checkpoints.
+    Compares the state of one operator as of two checkpoints.
 
     Args:
         before, after: The readers of both.
@@ -96,7 +96,7 @@ class Differences:
 
     def table(self, before_ms: int, after_ms: int) -> pa.Table:
         """
-        Return all rows that differ, ordered by key group.
+        Return all rows that differ, in order of key group.
 
         Args:
             before_ms: What expired at or before this time is left out of the state before.
@@ -108,7 +108,7 @@ class Differences:
 
     def batches(self, before_ms: int, after_ms: int) -> Iterator[pa.RecordBatch]:
         """
-        Yield the rows that differ, some key groups at a time; see `table` for the arguments.
+        Yield the rows that differ, a few key groups at a time; arguments as for `table`.
 
         Blocks: On the store, between batches.
         """
@@ -120,7 +120,7 @@ class Differences:
             yield from self._compared(portion, (before_ms, after_ms))
 
     def _selected(self, batch: pa.RecordBatch, side: int) -> pa.RecordBatch:
-        """Return the key and the variables to compare; match renamed keys by position."""
+        """Return the key and variables to compare, matching renamed keys by position."""
         columns = batch.columns[: len(self._key_columns)]
         for name, kind in zip(self._variables, self._types[side], strict=True):
             present = name in batch.schema.names
@@ -130,7 +130,7 @@ class Differences:
     def _compared(
         self, portion: KeyGroupRange, times_ms: tuple[int, int]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of some key groups that differ."""
+        """Yield the differing rows of some key groups."""
         try:
             old, new = (self._state(side, portion, now_ms) for side, now_ms in enumerate(times_ms))
         except CapacityError:
@@ -163,7 +163,7 @@ class Differences:
     def _differing(
         self, old: pa.RecordBatch, new: pa.RecordBatch, rows: RowNumbers, other: RowNumbers
     ) -> Mask:
-        """Return which of the *rows* of *old* differ from the *other* rows of *new*."""
+        """Return which *rows* of *old* differ from the *other* rows of *new*."""
         width = len(self._key_columns)
         same = np.ones(len(rows), np.bool_)
         takes = pa.array(rows), pa.array(other)
@@ -174,7 +174,7 @@ class Differences:
     def _rows(
         self, old: pa.RecordBatch, new: pa.RecordBatch, before: RowNumbers, after: RowNumbers
     ) -> pa.RecordBatch:
-        """Return the rows of the result; -1 marks a key without state on that side."""
+        """Return the rows of the result, where -1 stands for a key without state on that side."""
         numbers = np.where(before < 0, 0, np.where(after < 0, 2, 1)).astype(np.int8)
         words = change_words(numbers)
         takes = [pa.array(rows, mask=rows < 0) for rows in (before, after)]
@@ -193,7 +193,7 @@ class Differences:
         )
 
     def _state(self, side: int, portion: KeyGroupRange, now_ms: int) -> pa.RecordBatch:
-        """Return the keys that have state in any variable."""
+        """Return the keys that have state in at least one variable."""
         kinds = [self.schema.field(name).type for name in self._key_columns]
         columns = [pa.nulls(0, kind) for kind in (*kinds, *self._types[side])]
         names = [*self._key_columns, *self._variables]
@@ -212,7 +212,7 @@ CHECKPOINT_COLUMN: Final = "checkpoint_id"
 
 class ChangeFeed:
     """
-    The changes of one operator in a chain of checkpoints.
+    The changes to one operator's state in a sequence of checkpoints.
 
     All state is shown in the schema of the last checkpoint: a field or variable that an earlier one
     did not have is null, and what was removed since is left out.
@@ -253,7 +253,7 @@ class ChangeFeed:
 
     def batches(self, key_groups: KeyGroupRange | None = None) -> Iterator[pa.RecordBatch]:
         """
-        Yield the changes, some key groups at a time.
+        Yield the changes, a few key groups at a time.
 
         The changes of a key are in the order of checkpoints.
 
@@ -313,7 +313,7 @@ class ChangeFeed:
     def _window(
         self, start: int, stop: int, portion: KeyGroupRange, base: pa.RecordBatch | None
     ) -> Window | None:
-        """Return the changes of some checkpoints; None if there are none."""
+        """Return the changes in a group of checkpoints, or None if there are none."""
         logged = LoggedOperations(self._codec)
         for index, checkpoint in enumerate(self._chain[start:stop]):
             for batch in self._last.of(checkpoint).own_changes(portion):
@@ -345,7 +345,7 @@ class ChangeFeed:
     def _compared(
         self, before: CompletedCheckpoint, after: CompletedCheckpoint, portion: KeyGroupRange
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the changes of a checkpoint without a log: the differences to the previous one."""
+        """Yield the changes of a checkpoint without a log, compared with the previous one."""
         readers = self._last.of(before), self._last.of(after)
         # At one time, for what expired in between is no change.
         now_ms = as_of_ms(after)

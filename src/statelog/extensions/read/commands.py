@@ -1,4 +1,4 @@
-"""`statelog read`, `get`, `diff` and `sql`: read the state as of a checkpoint, without Spark."""
+"""`statelog read`, `get`, `diff` and `sql`: read the state as of a checkpoint without Spark."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _write(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Write variables to Parquet files, and print their names."""
+    """Write variables to Parquet files, and print the names of the files."""
     place = redacted(location)
     checkpoint_id = reader.checkpoint_id
     with progress("writing") as update:
@@ -203,7 +203,7 @@ def _history(
 def _variables_and_key(
     reader: StateReader, words: Sequence[str]
 ) -> tuple[list[str], tuple[object, ...]]:
-    """Parse words into variables and a key; all variables if each word is a key column."""
+    """Split words into variables and a key; all variables if each word is a key column."""
     key_schema = reader.schema.key_schema
     names = [declared.name for declared in reader.variables()]
     if len(words) == len(key_schema):
@@ -216,7 +216,7 @@ def _variables_and_key(
 
 
 def _no_such_key(words: Sequence[str], names: Sequence[str], where: str) -> bool:
-    """Report that a key does not have state; return the exit status of a finding."""
+    """Report that a key does not have state, and return the exit status for that."""
     print_error(f"no such key: {' '.join(words)}; it is not in {', '.join(names)} of {where}")
     return True
 
@@ -271,7 +271,7 @@ def _reach(retained: int) -> str:
 
 
 def _state_of(state: LocationState, variable: str, version: KeyVersion) -> object:
-    """Return the state of a version; a map becomes a list of its entries."""
+    """Return the state in a version, with a map as a list of its entries."""
     by_name = {
         descriptor.name: descriptor for descriptor in state.variables(version.checkpoint_id)
     }.get(variable)

@@ -1,5 +1,5 @@
 """
-The cells of one variable before and after events, computed in columns.
+The cells of one variable before and after each event, computed in columns.
 
 For a kind whose deltas replace the cell (see `Kind.replaces`) a cell is the last operation up to
 the event.  For lists and maps it is a span of elements, after the last operation that cleared them.
@@ -41,10 +41,10 @@ class Operations:
 
 
 class EventCells(Protocol):
-    """The cells of one variable before and after events."""
+    """The cells of one variable before and after each event."""
 
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Return how many elements each event refers to."""
+        """Return the number of elements that each event refers to."""
         ...
 
     def cells(self, events: RowNumbers, after: bool, times: Times | None) -> pa.Array:
@@ -80,7 +80,7 @@ def event_cells(
 
 
 class _Untouched:
-    """A variable that no checkpoint of the window changed."""
+    """A variable that none of the window's checkpoints changed."""
 
     def __init__(self, state: StateCodec, column: pa.Array, rows: RowNumbers) -> None:
         self._state = state
@@ -137,7 +137,7 @@ class _Replaced:
 
 class _Gathered:
     """
-    A variable whose operations add elements to a cell or remove them: a list or a map.
+    A variable whose operations add elements to a cell or remove them, such as a map.
 
     The elements of each key stand one after the other: those at the beginning, then those that
     operations added.  The cell at an event is a span of them, without those that a later element
@@ -190,7 +190,7 @@ class _Gathered:
             self._expiry = expiry[self._order]
 
     def _replaced_at(self, keys: RowNumbers) -> RowNumbers | None:
-        """Return for each position the next position with the same map key."""
+        """Return, for each position, the next position with the same map key."""
         columns = self._state.kind.element_keys(self._elements)
         codec = self._state.user_key
         if columns is None or codec is None:
@@ -236,7 +236,7 @@ def _spans_of(
     keys: RowNumbers, event_of: RowNumbers, is_clear: npt.NDArray[np.bool_], key_of: RowNumbers
 ) -> list[_Spans]:
     """
-    Return the spans of all events, before and after them.
+    Return the spans of elements before and after each event.
 
     Args:
         keys: The key number of each element, ascending.
@@ -258,7 +258,7 @@ def _spans_of(
 
 
 def _first_of_key(key_of: RowNumbers) -> RowNumbers:
-    """Return for each event the first event of its key."""
+    """Return, for each event, the first event of the same key."""
     starts = np.flatnonzero(np.diff(key_of, prepend=NO_ROW))
     return np.repeat(starts, np.diff(starts, append=len(key_of)))
 
@@ -272,7 +272,7 @@ def _what(state: StateCodec) -> str:
 
 
 def _live(state: StateCodec, column: pa.Array, times: Times | None) -> pa.Array:
-    """Return cells without the elements that have expired by each cell's time."""
+    """Return cells without the elements that have expired by the time of each cell."""
     if times is None:
         return column
     if pa.types.is_list(column.type):

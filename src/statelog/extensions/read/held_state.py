@@ -1,5 +1,5 @@
 """
-The state of one checkpoint in memory, which can be updated to a newer checkpoint.
+The state of a checkpoint in memory, which can be updated to newer checkpoints.
 
 What a `Replica` holds: tables as a task has them, and the rows of variables as far as they were
 asked for, by blocks of key groups, of which a newer checkpoint replaces those that changed.
@@ -53,7 +53,7 @@ class KeyVersion:
 
 class HeldState(StateReader):
     """
-    Reads an operator's state of some key groups from memory.
+    Holds an operator's state of some key groups in memory, for reading.
 
     Args:
         store: Where the location is; it is read here and by `apply` only.
@@ -88,7 +88,7 @@ class HeldState(StateReader):
         self.close()  # the objects that were read are not needed again
 
     def changes_to(self, newest: StateReader) -> Changes | None:
-        """Return the changes up to a newer checkpoint; None if a full restore is needed."""
+        """Return the changes up to a newer checkpoint, or None if a full restore is needed."""
         if newest.key_groups != self.key_groups or newest.schema.to_json() != self.schema.to_json():
             return None
         changes = Changes.of(self.checkpoint, newest.checkpoint, self._held_groups)
@@ -156,7 +156,7 @@ class HeldState(StateReader):
         ]
 
     def _located(self, key: object) -> tuple[int, Key]:
-        """Return a key as the tables store it, and its key group."""
+        """Return a key in the form in which tables store it, and its key group."""
         sought = StateKey(key, self.schema.key_schema)
         key_group = sought.key_groups(self.key_groups).start
         if key_group not in self._held_groups:
@@ -168,7 +168,7 @@ class HeldState(StateReader):
 
     def _table_of_keys(self, keys: Mapping[int, Collection[Key]]) -> pa.Table:
         """
-        Return the state of some keys in the columns of a snapshot.
+        Return the state of some keys with the columns of a snapshot.
 
         No row for a key without any.
         """

@@ -1,5 +1,5 @@
 """
-Sort, compare and match rows in columns.
+Sort, compare and match rows that are stored in columns.
 
 Keys are looked up by their hash and then compared, so that two keys of one hash stay two keys.
 
@@ -33,7 +33,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 def stable_order(numbers: npt.NDArray[np.int64]) -> RowNumbers:
-    """Return the stable sort order of *numbers*, which must not be negative."""
+    """Return the permutation that stably sorts *numbers*, which must not be negative."""
     bits = len(numbers).bit_length()
     most = int(numbers.max(initial=0))
     if most.bit_length() + bits > _WORD_BITS:
@@ -46,7 +46,7 @@ def stable_order(numbers: npt.NDArray[np.int64]) -> RowNumbers:
 
 
 def hash_order(hashes: Hashes) -> RowNumbers:
-    """Return the stable sort order of *hashes*."""
+    """Return the permutation that stably sorts *hashes*."""
     bits = len(hashes).bit_length()
     mask = np.uint64((1 << bits) - 1)
     words = (hashes & ~mask) | np.arange(len(hashes), dtype=np.uint64)
@@ -67,7 +67,7 @@ def hash_order(hashes: Hashes) -> RowNumbers:
 def numbered(
     numbers: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], RowNumbers]:
-    """Return the distinct numbers, ascending, and the index of each row's number in them."""
+    """Return the distinct numbers, ascending, and the index of each row's number among them."""
     order = stable_order(numbers)
     ordered = numbers[order]
     starts = np.concatenate((np.ones(min(len(order), 1), np.bool_), ordered[1:] != ordered[:-1]))
@@ -78,7 +78,7 @@ def numbered(
 
 def equal_rows(left: pa.Array, right: pa.Array) -> Mask:
     """
-    Return for each row whether both columns contain equal state.
+    Return, for each row, whether both columns contain equal state.
 
     Args:
         left: A column.
@@ -96,7 +96,7 @@ def equal_rows(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def valid_rows(column: pa.Array) -> Mask:
-    """Return for each row whether it is not null."""
+    """Return, for each row, whether it is not null."""
     if not column.null_count:
         return np.ones(len(column), np.bool_)
     valid: Mask = column.is_valid().to_numpy(zero_copy_only=False)
@@ -104,7 +104,7 @@ def valid_rows(column: pa.Array) -> Mask:
 
 
 def any_valid(columns: Sequence[pa.Array], rows: int) -> Mask:
-    """Return for each row whether it is not null in any column."""
+    """Return, for each row, whether it is not null in at least one column."""
     is_valid = np.zeros(rows, np.bool_)
     for column in columns:
         is_valid |= valid_rows(column)
@@ -129,7 +129,7 @@ def comparable(value: object) -> object:
 
 
 def _equal_values(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
-    """Return whether the values are equal; any result where *both* is False."""
+    """Return whether the values are equal; where *both* is False, the result is arbitrary."""
     kind = left.type
     other = right.type
     if pa.types.is_floating(kind) and pa.types.is_floating(other):
@@ -151,7 +151,7 @@ def _equal_values(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
 
 
 def _equal_floats(left: pa.Array, right: pa.Array) -> Mask:
-    """Compare bits, so that zeros differ by sign, and all NaNs are equal."""
+    """Compare floats by their bits, so that zeros differ by sign and all NaNs are equal."""
     values, other = (
         pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False)
         for column in (left, right)
@@ -193,7 +193,7 @@ def _equal_lists(left: pa.Array, right: pa.Array, both: Mask) -> Mask:
 
 
 def lengths_of(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the length of each list; 0 for a null."""
+    """Return the length of each list, with 0 for a null list."""
     if pa.types.is_map(column.type):
         lengths: npt.NDArray[np.int64] = np.diff(column.offsets.to_numpy()).astype(np.int64)
         lengths[~valid_rows(column)] = 0
@@ -227,7 +227,7 @@ def matching_rows(
     left: Sequence[pa.Array], right: Sequence[pa.Array], schema: pa.Schema
 ) -> RowNumbers:
     """
-    Return for each row on the left the row with the same key on the right, or -1.
+    Return, for each row on the left, the row on the right with the same key, or -1.
 
     Args:
         left: The key columns of one side; no key is in it twice.
@@ -256,7 +256,7 @@ def matching_rows(
 def numbered_keys(
     columns: Sequence[pa.Array], hashes: Hashes, decode: Callable[..., list[Values]]
 ) -> tuple[RowNumbers, RowNumbers]:
-    """Return a number for each row, the same for equal keys, and a row of each number."""
+    """Number rows so that equal keys get the same number; return one row for each number."""
     if not len(columns[0]):
         none = np.empty(0, np.int64)
         return none, none
@@ -292,5 +292,5 @@ def _keys(columns: Sequence[pa.Array]) -> list[tuple[object, ...]]:
 
 
 def change_words(numbers: npt.NDArray[np.int8]) -> pa.Array:
-    """Return insert, update and delete for the numbers 0, 1 and 2."""
+    """Return "insert", "update" and "delete" for the numbers 0, 1 and 2."""
     return pa.array(("insert", "update", "delete")).take(pa.array(numbers))

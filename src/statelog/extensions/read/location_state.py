@@ -1,5 +1,5 @@
 """
-Read the state of a location from Python.
+Read the state of a location in Python.
 
 `LocationState` adds to the tables and keys of checkpoints what the features of statelog read: the
 history of a key, what changed, SQL, a live replica, and what checkpoints name besides state.
@@ -50,7 +50,7 @@ _UNREADABLE: Final = (CheckpointState.DAMAGED, CheckpointState.INCOMPATIBLE)
 @dataclass(frozen=True, slots=True)
 class KeyHistory:
     """
-    The readable history of a key.
+    The history of a key, as far back as it can be read.
 
     Args:
         versions: The state as of each checkpoint that can be read, ascending.
@@ -62,7 +62,7 @@ class KeyHistory:
 
     def checked(self) -> list[KeyVersion]:
         """
-        Return the versions of a history without gaps.
+        Return the versions of a history that does not have gaps.
 
         Raises:
             CheckpointError: A checkpoint cannot be read; the message names all of them.
@@ -82,7 +82,7 @@ class KeyHistory:
 
 class LocationState(LocationReader):
     """
-    The state of one operator as of any retained checkpoint, and the changes between them.
+    The state of one operator as of any retained checkpoint, and the changes in between.
 
     Made by `statelog.open`.  Nothing is claimed, locked or written: a query may write to the
     location meanwhile, and may delete a checkpoint that is read, which raises
@@ -100,7 +100,7 @@ class LocationState(LocationReader):
 
     def history(self, variable: str, key: object, *, now_ms: int | None = None) -> list[KeyVersion]:
         """
-        Return the state of one key as of each retained checkpoint, ascending.
+        Return the state of one key as of each retained checkpoint, in ascending order.
 
         A checkpoint that the query deletes meanwhile is left out.
 
@@ -310,7 +310,7 @@ class LocationState(LocationReader):
         unreadable: list[UnreadableAttachment] | None = None,
     ) -> pa.Table:
         """
-        Return the input rows of the dead letters with the columns and types of the input.
+        Return the input rows of dead letters, with the columns and types of the input.
 
         They are in the order in which they failed, so they can be written to the source of the
         query once its processor is corrected.  For arguments and further errors see `dead_letters`.
@@ -326,7 +326,7 @@ class LocationState(LocationReader):
 
     def side_outputs(self, checkpoint: CheckpointName | None = None) -> tuple[KeptSideOutput, ...]:
         """
-        Return the side outputs with retained rows, by name.
+        Return the side outputs that have retained rows, by name.
 
         Arguments and errors: see `reader`.
 

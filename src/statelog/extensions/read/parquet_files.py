@@ -28,7 +28,7 @@ def write_variables(
     update: Callable[[str], None],
 ) -> list[tuple[str, Path, int]]:
     """
-    Write variables to a folder, or one variable to a file; return names, files and numbers of rows.
+    Write variables to a folder, or one variable to a file; return names, files and row counts.
 
     A file appears under its name when it is complete.  A file that exists is rejected with
     `UsageError` without *overwrite*, except the result of an interrupted call for the same
@@ -68,19 +68,19 @@ def _files(out: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def _check_absent(files: Mapping[str, Path], facts: Mapping[str, str], *, overwrite: bool) -> None:
-    """Check that no other file has any of the names."""
+    """Check that no unrelated file has any of the names."""
     for name, path in files.items():
         if os.path.lexists(path) and not overwrite and not _is_result(path, _metadata(facts, name)):
             raise UsageError(f"{path} exists; --overwrite replaces it")
 
 
 def _metadata(facts: Mapping[str, str], name: str) -> dict[str, str]:
-    """Return the metadata of the file of a variable."""
+    """Return the metadata for the file of a variable."""
     return {**facts, "statelog.variable": name}
 
 
 def _is_result(path: Path, metadata: Mapping[str, str]) -> bool:
-    """Return whether an earlier call wrote a file from the same checkpoint."""
+    """Return whether a file was written by an earlier call from the same checkpoint."""
     try:
         present = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowException):
@@ -98,7 +98,7 @@ def _write(
     update: Callable[[str], None],
 ) -> dict[str, int]:
     """
-    Write all files under temporary names, then rename them.
+    Write all files under temporary names, and then rename them.
 
     Return the number of rows of each.
     """
@@ -139,7 +139,7 @@ def _write(
 
 
 def _publish(staged: Path, path: Path, metadata: Mapping[str, str], *, overwrite: bool) -> None:
-    """Rename a complete file; without *overwrite*, only to a free name."""
+    """Rename a finished file; without *overwrite*, the name must be free."""
     with staged.open("rb") as file:
         os.fsync(file.fileno())
     if overwrite:

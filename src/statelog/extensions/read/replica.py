@@ -45,7 +45,7 @@ _OWN_INTERVAL_S: Final = 0.25
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
     """
-    The position of a replica, and its read counters.
+    How far a replica has read, and counters of what it read.
 
     Args:
         checkpoint_id: The checkpoint whose state it holds.
@@ -150,7 +150,7 @@ class Replica:
 
     def close(self) -> None:
         """
-        Stop following and discard the state; further calls do nothing.
+        Stop following, and discard the state. Further calls do nothing.
 
         Blocks: Up to ten seconds, while a look for a newer checkpoint is under way.
         """
@@ -163,16 +163,16 @@ class Replica:
 
     @property
     def checkpoint(self) -> int:
-        """Id of the checkpoint whose state is in memory; raises `ClosedError`."""
+        """The id of the checkpoint whose state is in memory; raises `ClosedError`."""
         return self._held().checkpoint_id
 
     @property
     def lag(self) -> float:
-        """Seconds since this checkpoint was last known to be the newest."""
+        """The seconds since this checkpoint was last known to be the newest."""
         return self.status().checked_s
 
     def status(self) -> ReplicaStatus:
-        """Return the replica's position; raises `ClosedError`."""
+        """Return how far the replica has read; raises `ClosedError`."""
         with self._lock:
             current = self._held()
             return ReplicaStatus(
@@ -198,7 +198,7 @@ class Replica:
 
     def refresh(self) -> int:
         """
-        Read the changes up to the newest checkpoint; return its id.
+        Read the changes up to the newest checkpoint, and return its id.
 
         Without a newer one, two requests are made, at once.  After an error the state is the
         checkpoint held before, and a later call tries again.
@@ -230,7 +230,7 @@ class Replica:
 
     def wait_for(self, checkpoint_id: int, timeout_s: float = 60.0) -> int:
         """
-        Wait until the replica reaches a checkpoint or a newer one; return its id.
+        Wait until the replica reaches a checkpoint or a newer one, and return its id.
 
         Args:
             checkpoint_id: Its id.
@@ -267,20 +267,20 @@ class Replica:
                 )
 
     def _is_over(self, checkpoint: int) -> bool:
-        """Return whether a wait has ended: the checkpoint was reached or never will be."""
+        """Return whether a wait has ended: the checkpoint was reached, or never will be."""
         if self._closed or self._current is None:
             return True
         gone = isinstance(self._error, CheckpointError) and self._error.reason == "not_found"
         return gone or self._current.checkpoint_id >= checkpoint
 
     def _poll(self) -> None:
-        """Refresh; `refresh` records an error for `status` and for waits."""
+        """Call `refresh`, which records errors for `status` and for waits."""
         with suppress(StatelogError):
             self.refresh()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let one call at a time refresh; read the store without the lock."""
+        """Let one call at a time refresh, reading the store without the lock."""
         with self._lock:
             self._lock.wait_for(lambda: not self._refreshing or self._closed)
             self._check_open()
@@ -373,7 +373,7 @@ class Replica:
         self, variables: Sequence[str], keys: Sequence[object], *, now_ms: int | None = None
     ) -> list[KeyVersion]:
         """
-        Return several variables of several keys, as of one checkpoint.
+        Return several variables for several keys, all as of the same checkpoint.
 
         Args:
             variables: Their names.
@@ -442,13 +442,13 @@ class Replica:
         )
 
     def _tables(self, names: Sequence[str], now_ms: int | None) -> Mapping[str, pa.Table]:
-        """Return the rows of variables as of one checkpoint."""
+        """Return the rows of several variables, all as of the same checkpoint."""
         with self._lock:
             current = self._whole()
             return current.tables(variables=names, now_ms=_time(current, now_ms))
 
     def _whole(self) -> HeldState:
-        """Return the state in memory if it can be read."""
+        """Return the state in memory, if it is complete."""
         current = self._held()
         if self._broken is not None:
             raise self._broken
@@ -466,5 +466,5 @@ class Replica:
 
 
 def _time(current: HeldState, now_ms: int | None) -> int:
-    """Return the time that decides expiry."""
+    """Return the time that determines what has expired."""
     return max(current.as_of_ms, wall_clock_ms()) if now_ms is None else now_ms

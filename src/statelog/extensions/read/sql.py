@@ -90,7 +90,7 @@ def run_sql(
 
 def run_sql_on(readers: Sequence[StateReader], statement: str, *, allow_files: bool) -> pa.Table:
     """
-    Return the result of a statement over the state of operators, as of one checkpoint.
+    Return the result of a statement on the state of operators, as of one checkpoint.
 
     See `run_sql`.
 
@@ -117,7 +117,7 @@ def run_sql_on(readers: Sequence[StateReader], statement: str, *, allow_files: b
 def _used(
     connection: Any, error_class: type[Exception], statement: str, names: Collection[str]
 ) -> set[str]:
-    """Return the names of the tables in a statement, possibly with some extra names."""
+    """Return the names of the tables used in a statement, and possibly some other names."""
     try:
         used = {name.lower() for name in connection.get_table_names(statement)}
         return {name for name in names if name.lower() in used}

@@ -1,5 +1,5 @@
 """
-Compute in columns what some checkpoints changed in some key groups.
+Compute, in columns, what some checkpoints changed in some key groups.
 
 An *event* is a key and a checkpoint that changed it.  For every event the state of the key before
 and after it is found at once, without a Python object for any of them: operations and the state at
@@ -106,7 +106,7 @@ class LoggedOperations:
 @dataclass(frozen=True, slots=True)
 class _Keys:
     """
-    The distinct keys of a window, numbered from 0.
+    The distinct keys that occur in a window, numbered from 0.
 
     A row is a row of `before`, or after these an operation of any variable.
 
@@ -130,7 +130,7 @@ class _Keys:
 @dataclass(frozen=True, slots=True)
 class _Events:
     """
-    The events of a window, ordered by key and then by checkpoint.
+    The events in a window, ordered by key and then by checkpoint.
 
     Attributes:
         key_of: The key number of each event.
@@ -168,7 +168,7 @@ def _keys_of(layout: RowLayout, base: pa.RecordBatch, logged: Sequence[Operation
 
 
 def _events_of(keys: _Keys, logged: Sequence[Operations], checkpoints: int) -> _Events:
-    """Return the events: operations of one key in one checkpoint are one event."""
+    """Return the events; all operations on a key in one checkpoint form one event."""
     checkpoint_of = np.concatenate([operations.checkpoints for operations in logged])
     # An event as one number, which sorts first by key, then by checkpoint.
     codes = keys.numbers[keys.before.num_rows :] * checkpoints + checkpoint_of
@@ -180,7 +180,7 @@ def _events_of(keys: _Keys, logged: Sequence[Operations], checkpoints: int) -> _
 
 
 def _replaced_rows(keys: _Keys, events: _Events) -> RowNumbers:
-    """Return the rows of the initial state whose keys have an event."""
+    """Return the rows of the initial state whose keys have at least one event."""
     has_event = np.zeros(len(keys.rows), np.bool_)
     has_event[events.key_of] = True
     replaced: RowNumbers = keys.touched[has_event[keys.numbers[: keys.before.num_rows]]]
@@ -190,7 +190,7 @@ def _replaced_rows(keys: _Keys, events: _Events) -> RowNumbers:
 def _cells_of(
     layout: RowLayout, operations: Mapping[int, Operations], keys: _Keys, events: _Events
 ) -> dict[int, EventCells]:
-    """Return the cells of each variable before and after the events."""
+    """Return the cells of each variable before and after each event."""
     base_rows = np.full(len(keys.rows), NO_ROW, np.int64)
     base_rows[keys.numbers[: keys.before.num_rows]] = np.arange(keys.before.num_rows)
     variables = {}
@@ -213,7 +213,7 @@ def _cells_of(
 
 class Window:
     """
-    The events of some key groups in consecutive checkpoints.
+    The events in some key groups, from consecutive checkpoints.
 
     Args:
         layout: The columns of state.
@@ -256,7 +256,7 @@ class Window:
         self, states: Sequence[int], schema: pa.Schema, ids: Sequence[int]
     ) -> Iterator[pa.RecordBatch]:
         """
-        Yield the events in the order of checkpoints, as rows of a feed.
+        Yield the events in order of checkpoint, as rows of a feed.
 
         Args:
             states: The variables to show.
@@ -297,7 +297,7 @@ class Window:
                 yield batch
 
     def state_after(self) -> pa.RecordBatch:
-        """Return the key groups' state after the last checkpoint, including expired entries."""
+        """Return the state of the key groups after the last checkpoint, with expired entries."""
         last = np.flatnonzero(np.diff(self._key_of, append=NO_ROW))
         rows = pa.array(self._rows[self._key_of[last]])
         changed = [
@@ -319,7 +319,7 @@ class Window:
         return self._variables[state_id].cells(events, after, times if expires else None)
 
     def _portions(self, order: RowNumbers) -> Iterator[RowNumbers]:
-        """Yield the events in chunks of bounded size."""
+        """Yield the events in portions of limited size."""
         sizes = np.ones(len(order), np.float64)
         for variable in self._variables.values():
             sizes += variable.sizes()[order] * (EVENTS / _ELEMENTS)
@@ -333,7 +333,7 @@ class Window:
 
 
 def _rows_with(hashes: Hashes, asked: Hashes) -> RowNumbers:
-    """Return the rows that may have the requested keys, and possibly a few others."""
+    """Return the rows that may have the requested keys, and possibly a few more."""
     bits = np.uint64(64 - _FILTER_BITS)
     marks = np.zeros(1 << _FILTER_BITS, np.bool_)
     marks[asked >> bits] = True

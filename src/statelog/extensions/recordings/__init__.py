@@ -1,5 +1,5 @@
 """
-Record the input and state of selected keys, for a replay in a test or a debugger.
+Record the input and state of selected keys, to replay them in a test or debugger.
 
     driver        which keys are recorded, and their recordings as attachments
     worker        the recorded run of a task, and the command that replays a key that failed

@@ -103,7 +103,7 @@ def _recorded_steps(
     operator: str | None,
     since: str | None,
 ) -> list[RecordedStep]:
-    """Return the steps of a key that is passed as text."""
+    """Return the recorded steps of a key, which is given as text."""
     from statelog.extensions.testing.replay import recorded_steps
 
     # The types of a key decide what its text means, and recordings may have different ones.

@@ -1,4 +1,4 @@
-"""Choose the keys to record, and attach their recordings to the checkpoint of the micro-batch."""
+"""Choose the keys to record, and attach their recordings to the micro-batch's checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEY_SHARE: Final = 8
 
 
 class Recordings(AttachingExtension):
-    """Records selected keys of a query."""
+    """Records the selected keys of a query."""
 
     name = "recordings"
 
@@ -36,7 +36,7 @@ class Recordings(AttachingExtension):
 
     @staticmethod
     def policy(settings: QuerySettings) -> AttachmentPolicy:
-        """Return how to retain recordings; a query does not fail if they cannot be written."""
+        """Return how to retain recordings; the query goes on if they cannot be written."""
         return AttachmentPolicy(
             kind=RECORDING,
             what="recordings",
@@ -49,13 +49,13 @@ class Recordings(AttachingExtension):
         )
 
     def task_part(self, operator: int, tasks: int) -> RecordSpec | None:
-        """Return the recording part for an operator's tasks."""
+        """Return what the tasks of an operator need for recording."""
         return record_spec(self._query, operator, self._keys[operator], tasks)
 
     def attachments(
         self, start: BatchStart, answers: Answers, attached: Sequence[Attachment], now_ms: int
     ) -> Sequence[Attachment]:
-        """Attach the recordings, and log how many keys exceed the bounds."""
+        """Attach the recordings, and log how many keys exceeded the limits."""
         dropped = sum(addition.info.get("dropped", 0) for addition in self.added(answers))
         if dropped:
             _log.warning(
@@ -83,7 +83,7 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
 def record_spec(
     query: Query, operator: int, keys: tuple[tuple[object, ...], ...], tasks: int
 ) -> RecordSpec | None:
-    """Return the recording part for an operator's tasks; None if they record nothing."""
+    """Return what the tasks of an operator need for recording, or None."""
     record = query.settings.record
     if not record.is_on:
         return None
@@ -100,7 +100,7 @@ def record_spec(
 
 
 def keys_of_operators(record: Record, schemas: Sequence[pa.Schema]) -> list[tuple[Key, ...]]:
-    """Return each operator's keys, in the types of its key columns."""
+    """Return the keys to record for each operator, in the types of its key columns."""
     by_operator: list[list[Key]] = [[] for _ in schemas]
     for key in cast("Sequence[Key]", record.keys):
         refused: UsageError | None = None
@@ -117,5 +117,5 @@ def keys_of_operators(record: Record, schemas: Sequence[pa.Schema]) -> list[tupl
 
 
 def key_bytes_of(batch_bytes: int) -> int:
-    """Return the byte limit of one key, from the limit of a micro-batch."""
+    """Return the byte limit for one key, based on the limit for a micro-batch."""
     return max(batch_bytes // _KEY_SHARE, 1)

@@ -1,5 +1,5 @@
 """
-Encode recordings of tasks as bytes, and the state of some keys as columns.
+Encode the recordings of tasks as bytes, and the state of some keys as columns.
 
 A file holds the recordings of some tasks of one micro-batch, or of one key that failed::
 
@@ -62,7 +62,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
     """
-    One task's recording of an operator in one micro-batch, with one row per key.
+    A task's recording of an operator in one micro-batch, with one row per key.
 
     Args:
         operator_id: Name of the operator; *operator* is its index in the query.
@@ -113,7 +113,7 @@ class TaskRecording(msgspec.Struct, frozen=True, kw_only=True):
     broadcasts: tuple[Attachment, ...] | UnsetType = UNSET
 
     def state_schema(self) -> OperatorStateSchema:
-        """Return the operator's state schema; raise `CorruptionError` if it is invalid."""
+        """Decode the operator's state schema; raise `CorruptionError` if it is invalid."""
         return OperatorStateSchema.from_bytes(self.schema)
 
     def key_count(self) -> int:
@@ -126,17 +126,17 @@ _decoder: Final = msgspec.msgpack.Decoder(list[TaskRecording])
 
 
 def encode_file(recordings: Sequence[bytes]) -> bytes:
-    """Return the file with recordings of tasks."""
+    """Encode a file with the recordings of several tasks."""
     return seal(msgspec.msgpack.encode([msgspec.Raw(recording) for recording in recordings]))
 
 
 def encode_recording(recording: TaskRecording) -> bytes:
-    """Return one recording as msgpack."""
+    """Encode one recording as msgpack."""
     return msgspec.msgpack.encode(recording)
 
 
 def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
-    """Return the recordings in a file."""
+    """Decode the recordings in a file."""
     raw = unseal(data, where=where)
     try:
         return decode_msgpack(raw, _decoder)
@@ -145,7 +145,7 @@ def decode_file(data: Buffer, *, where: str = "") -> list[TaskRecording]:
 
 
 def from_stream(data: bytes) -> pa.Table:
-    """Return the table of an Arrow IPC stream, validated."""
+    """Read and validate the table in an Arrow IPC stream."""
     try:
         return read_stream_table(data)
     except (pa.ArrowException, OSError) as error:
@@ -155,7 +155,7 @@ def from_stream(data: bytes) -> pa.Table:
 @dataclass(frozen=True, slots=True)
 class RecordedParts:
     """
-    Encoded recordings, oldest first: the contents of an attachment.
+    Encoded recordings, oldest first, which are the contents of an attachment.
 
     Args:
         parts: The recordings.
@@ -166,7 +166,7 @@ class RecordedParts:
     bytes_max: int = 0
 
     def joined(self, skip: int, later: RecordedParts) -> RecordedParts | None:
-        """Return these recordings and later ones; None if they are too large."""
+        """Return these recordings followed by later ones, or None if they are too large."""
         every = self.parts[skip:] + later.parts
         return replace(self, parts=every) if sum(map(len, every)) <= self.bytes_max else None
 
@@ -186,7 +186,7 @@ def cells_of(group: KeyGroupState, key: Key) -> Cells:
 
 def cells_after(cells: Cells, overlay: Overlay, key: Key, group: KeyGroupState) -> Cells:
     """
-    Return the cells of a key, with its deltas applied.
+    Return the cells of a key after its deltas are applied.
 
     *cells* and *overlay* stay as they are.
     """
@@ -206,7 +206,7 @@ def cells_after(cells: Cells, overlay: Overlay, key: Key, group: KeyGroupState) 
 
 
 def entry_count(cells: Cells) -> int:
-    """Return the number of entries in cells: list elements, map entries, timers, values."""
+    """Return the number of entries in cells: list elements, map entries, timers and values."""
     return sum(len(cell) for cell in cells.values())
 
 
@@ -224,7 +224,7 @@ def cells_table(
 
 
 def cells_in(codec: OperatorCodec, schema: bytes, table: pa.Table) -> list[Cells]:
-    """Return the cells of each row of a table from `cells_table`."""
+    """Return the cells in each row of a table from `cells_table`."""
     written = codec.written_by(schema)
     by_row: list[Cells] = [{} for _ in range(table.num_rows)]
     for state, state_id in zip(written.codecs, written.present_ids, strict=True):

@@ -1,5 +1,5 @@
 """
-The recordings of a location: list them, find the recordings of a key, remove a key from them.
+The recordings of a location: list them, find a key's recordings, remove a key.
 
 The newest checkpoint names the recordings of the micro-batches before it, as far as they are kept.
 Recordings of keys that failed belong to no checkpoint; they are found by their folder.
@@ -46,7 +46,7 @@ from statelog.store import PATHS, ObjectStore, read_verified
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRecording:
     """
-    One object with recordings.
+    An object that contains recordings.
 
     Args:
         path: Its name in the store.
@@ -66,7 +66,7 @@ class StoredRecording:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the object records a failed key."""
+        """Whether the object is the recording of a key that failed."""
         return self.checkpoint_id is None
 
 
@@ -85,7 +85,7 @@ class ForgottenRecordings:
 
 
 def list_recordings(store: ObjectStore) -> list[StoredRecording]:
-    """Return the recordings of a location: first of checkpoints, then of failures, oldest first."""
+    """Return the recordings of a location: checkpoints' first, then failures', oldest first."""
     newest = Entries(store).newest()
     stored: list[StoredRecording] = []
     if newest is not None:
@@ -104,7 +104,7 @@ def list_recordings(store: ObjectStore) -> list[StoredRecording]:
 
 
 def failed_recordings(store: ObjectStore) -> list[StoredRecording]:
-    """Return the recordings of failed keys, oldest first."""
+    """Return the recordings of keys that failed, oldest first."""
     infos = sorted(
         store.list(PATHS.failed_recordings), key=lambda info: (info.last_modified, info.path)
     )
@@ -122,7 +122,7 @@ def failed_recordings(store: ObjectStore) -> list[StoredRecording]:
 
 
 def read_recording(store: ObjectStore, stored: StoredRecording) -> list[TaskRecording]:
-    """Return the recordings in an object."""
+    """Read the recordings in an object."""
     path = stored.path
     return read_verified(store, path, lambda data: decode_file(data, where=path))
 
@@ -134,7 +134,7 @@ def steps_of_key(
     unreadable: list[UnreadableAttachment],
     operator: str | None = None,
 ) -> list[RecordedStep]:
-    """Return a key's steps in the order of micro-batches, followed by its failures."""
+    """Return a key's steps in order of micro-batch, followed by its failures."""
     steps: list[RecordedStep] = []
     refused: UsageError | None = None
     fitted = False
@@ -251,7 +251,7 @@ def _holds(task: TaskRecording, key: object) -> bool:
 
 
 def _without(task: TaskRecording, key: object) -> TaskRecording:
-    """Return a recording without one of its keys."""
+    """Return a recording with one of its keys removed."""
     before = from_stream(task.before)
     gone = number_of(before, task.state_schema(), key)
     keep = pa.array([number for number in range(before.num_rows) if number != gone], pa.int32())

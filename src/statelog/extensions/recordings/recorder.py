@@ -1,5 +1,5 @@
 """
-Record the selected keys of a task as bytes, within size limits.
+Record the selected keys of a task as bytes, within limits on their size.
 
 A recording is sent to the driver with the answer of its task, or written to a file of the state
 location where it is large.  The driver commits it with the micro-batch.  A key that failed is
@@ -73,7 +73,7 @@ class KeyChoice:
                 self._wanted.setdefault(group, set()).add(self._key.to_hashable(key))
 
     def _sampled(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
-        """Return which keys are in the sample, independent of task and parallelism."""
+        """Return which keys are in the sample, regardless of task and parallelism."""
         # The key group is the hash modulo their number: the choice takes other bits.
         mixed = hash_columns(columns, self._schema)
         mixed = (mixed ^ (mixed >> np.uint64(32))) * _MIX
@@ -83,7 +83,7 @@ class KeyChoice:
         return chosen
 
     def of_rows(self, rows: KeyedInput) -> dict[int, set[Key]]:
-        """Return the selected keys of an input by key group."""
+        """Return the selected keys of an input, grouped by key group."""
         chosen: dict[int, set[Key]] = {}
         rows_by_key = rows.kept_rows if isinstance(rows, KeyedRows) else None
         if self._share and rows_by_key is not None and rows_by_key.key_columns:
@@ -146,7 +146,7 @@ class FailedCall:
 
 
 class _Mark(NamedTuple):
-    """The size of a recording: keys, calls, rows, batches, bytes, and unsettled keys."""
+    """The size of a recording: its keys, calls, rows, batches, bytes and unsettled keys."""
 
     counts: tuple[int, ...]
     bytes: int
@@ -155,7 +155,7 @@ class _Mark(NamedTuple):
 
 class TaskRecorder:
     """
-    Collects the steps of one task's selected keys.
+    Collects the steps of a task's selected keys.
 
     Attributes: `keys`: the keys, in the order in which they are numbered; `calls`, `rows` and
     `initial`: what they saw, by the number of the key; `failed`: the call that failed, or None.
@@ -185,7 +185,7 @@ class TaskRecorder:
     # ------------------------------------------------------------------------------ the choice
 
     def begin_part(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
-        """Select keys in a part of the input, and copy their rows."""
+        """Select keys from a part of the input, and copy their rows."""
         self._part = tuple(
             RecordedRows(source, self.spec.key_bytes)
             for source in (rows, initial)
@@ -200,18 +200,18 @@ class TaskRecorder:
                 self._marked.setdefault(key_group, set()).update(keys_of_group)
 
     def marked(self, key_group: int) -> set[Key] | frozenset[Key]:
-        """Return the part's selected keys in a key group."""
+        """Return the keys selected from the part that are in a key group."""
         return self._marked.get(key_group, _NO_KEYS)
 
     def of_timers(self, due: Iterable[tuple[int, int, Key]]) -> set[tuple[int, Key]]:
-        """Return the selected keys with due timers, as (key group, key)."""
+        """Return the selected keys that have due timers, as (key group, key)."""
         keys = list(dict.fromkeys((key_group, key) for _, key_group, key in due))
         return self._choice.of_keys(keys) | self._numbers.keys()
 
     # ----------------------------------------------------------------------------- what is seen
 
     def begin(self, key_group: int, key: Key, group: KeyGroupState) -> int:
-        """Start recording a key before its first call; return its number."""
+        """Begin to record a key before its first call, and return its number."""
         number = self._numbers.get((key_group, key))
         if number is None:
             number = self._numbers[key_group, key] = len(self.keys)
@@ -247,7 +247,7 @@ class TaskRecorder:
     def watch(
         self, number: int, method: str, timer_ms: int, produced: Iterable[RowLike]
     ) -> Iterator[RowLike]:
-        """Yield the results of a call, and record them."""
+        """Yield the results of a call while recording them."""
         output = self.output
         recorded = self.keys[number]
         start = output.pending
@@ -263,13 +263,13 @@ class TaskRecorder:
             self.calls.append((number, method, timer_ms, output.pending - start))
 
     def called(self, number: int, method: str, timer_ms: int = -1) -> None:
-        """Record a call without results."""
+        """Record a call that did not return any results."""
         self.calls.append((number, method, timer_ms, 0))
 
     def settle(
         self, group_of: Callable[[int], KeyGroupState], overlays: Mapping[int, Overlay]
     ) -> None:
-        """Record the state after the calls so far."""
+        """Record the state after the calls made so far."""
         for number in self._open:
             recorded = self.keys[number]
             if recorded.lost:
@@ -284,21 +284,21 @@ class TaskRecorder:
         self._open.clear()
 
     def leave_out(self, key_group: int, key: Key) -> None:
-        """Exclude a key whose processing failed, and its later timer calls."""
+        """Exclude a key whose processing failed, including its later timer calls."""
         self._left_out.add((key_group, key))
         number = self._numbers.get((key_group, key))
         if number is not None:
             self.keys[number].lost = FAILED
 
     def end_part(self) -> None:
-        """Release the rows of a part after its changes were appended to the log."""
+        """Release the rows of a part once its changes are appended to the log."""
         self._part = ()
         self._marked = {}
 
     # ------------------------------------------------------------------------- what is dropped
 
     def mark(self) -> None:
-        """Set a mark for `keep` or `roll_back`; the rows so far fit the output."""
+        """Set a mark for `keep` or `roll_back`; all rows so far fit the output."""
         if len(self.output.items):
             self._batches.append(self.output.batch())
             self.output.clear()
@@ -307,11 +307,11 @@ class TaskRecorder:
         self._marks.append(_Mark(counts, self._bytes, frozenset(self._open)))
 
     def keep(self) -> None:
-        """Remove a mark, and keep the recordings since."""
+        """Remove the mark, and keep what was recorded since it was set."""
         self._marks.pop()
 
     def roll_back(self) -> None:
-        """Remove a mark, and discard the recordings since."""
+        """Remove the mark, and discard what was recorded since it was set."""
         mark = self._marks.pop()
         for recorded in self.keys[mark.counts[0] :]:
             del self._numbers[recorded.key_group, recorded.key]
@@ -324,7 +324,7 @@ class TaskRecorder:
     # -------------------------------------------------------------------------------- the result
 
     def fail(self, call: FailedCall) -> int | None:
-        """Start recording a failed key; return its number, or None if it is not recorded."""
+        """Begin to record a failed key; return its number, or None if it is not recorded."""
         number = self.begin(call.key_group, call.key, call.group)
         return None if self.keys[number].lost else number
 
@@ -333,7 +333,7 @@ class TaskRecorder:
         return dict(Counter(key.lost for key in self.keys if key.lost not in ("", FAILED)))
 
     def output_rows(self) -> pa.Table:
-        """Return the rows that were yielded, in the order of calls; raises `ProcessorError`."""
+        """Return the rows that were yielded, in order of calls; raises `ProcessorError`."""
         return pa.Table.from_batches([*self._batches, self.output.batch()])
 
     def output_or_none(self) -> pa.Table | None:
@@ -351,7 +351,7 @@ _LINES_MAX: Final = 20_000
 def put_recording(
     files: OutputFiles, recorder: TaskRecorder, spec: TaskSpec
 ) -> tuple[Addition, ...]:
-    """Return the recording of a task; write a large one to a file."""
+    """Return a task's recording, after writing a large one to a file."""
     data, keys, dropped = task_recording(recorder, spec)
     if not data:
         return ()
@@ -369,7 +369,7 @@ def put_recording(
 
 
 def task_recording(recorder: TaskRecorder, spec: TaskSpec) -> tuple[bytes, int, int]:
-    """Return a task's recording, and the numbers of recorded and omitted keys."""
+    """Return a task's recording, and how many keys it contains and omits."""
     if not recorder.keys:
         return b"", 0, 0
     keep = _within_bounds(recorder)
@@ -384,7 +384,7 @@ def failed_recording(
     recorder: TaskRecorder, spec: TaskSpec, error: ProcessorError
 ) -> tuple[str, bytes] | None:
     """
-    Return the failed key's recording: its name and its file.
+    Return the recording of the failed key: its name and its file.
 
     None where no key is known, or it exceeds a bound.
     """
@@ -410,7 +410,7 @@ def failed_recording(
 
 
 def _within_bounds(recorder: TaskRecorder) -> list[int]:
-    """Return the numbers of the keys to keep; record the reason for the other keys."""
+    """Return the numbers of the keys to keep; record why the others are dropped."""
     keep = [number for number, recorded in enumerate(recorder.keys) if not recorded.lost]
     tables = state_tables(recorder, keep)
     rows: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Print recorded keys and replayed steps, as text or as JSON."""
+"""Print recorded keys and replayed steps as text or as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROWS_SHOWN = 20
 
 @runtime_checkable
 class _Row(Protocol):
-    """A Row of PySpark, which this package does not import."""
+    """A PySpark Row, which this package does not import."""
 
     __fields__: Sequence[str]
 
@@ -73,7 +73,7 @@ def show_step(step: ReplayedStep) -> None:
 
 
 def _lines(step: ReplayedStep) -> Iterator[tuple[str, str, str]]:
-    """Yield name, text and style of each line of a step."""
+    """Yield the name, text and style of each line that describes a step."""
     for row in step.input[:_ROWS_SHOWN]:
         yield "row", row_text(row), ""
     if len(step.input) > _ROWS_SHOWN:
@@ -112,7 +112,7 @@ def one_text(value: object) -> str:
 
 
 def value_text(value: object) -> str:
-    """Format the recorded or the new value of a difference."""
+    """Format a recorded or new value in a difference."""
     if value is None or value == []:
         return "nothing"
     if isinstance(value, list) and any(hasattr(row, "__fields__") for row in value):
@@ -121,7 +121,7 @@ def value_text(value: object) -> str:
 
 
 def step_json(step: ReplayedStep) -> dict[str, object]:
-    """Return a step in JSON."""
+    """Return a step as JSON."""
     task = step.recorded.task
     failure = step.recorded.failure
     result = step.recorded_result
@@ -158,7 +158,7 @@ def _dict(row: _Row) -> dict[str, object]:
 
 
 def plain(value: object) -> object:
-    """Convert a value to a form that JSON can express."""
+    """Convert a value to a form that JSON can represent."""
     if isinstance(value, _Row):
         return _dict(value)
     if isinstance(value, Mapping):

@@ -1,5 +1,5 @@
 """
-Collect the steps of single keys of a task, in the form of a recording.
+Collect the steps of single keys in a task, in the form of a recording.
 
 Recordings of chosen keys and dead letters of failed keys share it.
 """
@@ -36,7 +36,7 @@ _RECORD_FIELD: Final = pa.field(RECORD_COLUMN, pa.int32())
 
 class RecordedRows:
     """
-    The rows of the recorded keys in one part of an input.
+    The rows of recorded keys in one part of an input.
 
     The rows of all chosen keys are copied together, because a copy for each key would cost more
     than all else of recording.
@@ -56,7 +56,7 @@ class RecordedRows:
         self._copied: dict[tuple[int, Key], pa.Table | None] = {}
 
     def copy(self, chosen: Mapping[int, Iterable[Key]]) -> None:
-        """Copy the rows of keys, which are passed by key group."""
+        """Copy the rows of the given keys, which are grouped by key group."""
         rows_by_key = self._kept_rows
         if rows_by_key is None:
             return
@@ -80,7 +80,7 @@ class RecordedRows:
             start += len(numbers)
 
     def of(self, key_group: int, key: Key) -> pa.Table | None:
-        """Return the rows of a key, possibly empty; None if they are too large."""
+        """Return the rows of a key, which may be empty, or None if they are too large."""
         if (key_group, key) not in self._copied:
             if key not in self.source.table_keys(key_group):
                 return _NO_ROWS
@@ -90,7 +90,7 @@ class RecordedRows:
         return self._copied[key_group, key]
 
     def _of_disk(self, key_group: int, key: Key) -> pa.Table | None:
-        """Return the rows of a key from the task's file, or None."""
+        """Read the rows of a key from the task's file on disk, or return None."""
         if not isinstance(self.source, HugeKeyInput):
             return None
         batches: list[pa.RecordBatch] = []
@@ -135,7 +135,7 @@ class RecordedKey:
 
 
 class Seen(Protocol):
-    """The steps of some keys; see `TaskRecorder`."""
+    """The steps of several keys; see `TaskRecorder`."""
 
     @property
     def codec(self) -> OperatorCodec:
@@ -143,7 +143,7 @@ class Seen(Protocol):
 
     @property
     def keys(self) -> Sequence[RecordedKey]:
-        """The keys, in the order in which they are numbered."""
+        """The keys, in the order of their numbers."""
 
     @property
     def rows(self) -> Sequence[tuple[int, pa.Table]]:
@@ -151,15 +151,15 @@ class Seen(Protocol):
 
     @property
     def initial(self) -> Sequence[tuple[int, pa.Table]]:
-        """The keys' rows of initial state."""
+        """The initial-state rows of the keys."""
 
     @property
     def calls(self) -> Sequence[tuple[int, str, int, int]]:
-        """Key number, method, timer or -1, and output rows of each call."""
+        """The calls: key number, method, timer or -1, and output rows of each."""
 
 
 def state_tables(recorder: Seen, keep: Sequence[int]) -> tuple[pa.Table, pa.Table]:
-    """Return the state of keys before and after, one row per key."""
+    """Return the state of keys before and after, with one row per key."""
     chosen = [recorder.keys[number] for number in keep]
     groups = [recorded.key_group for recorded in chosen]
     keys = [recorded.key for recorded in chosen]
@@ -177,7 +177,7 @@ def recording_of(
     dropped: dict[str, int],
     failure: Failure | None = None,
 ) -> TaskRecording:
-    """Return the steps of some keys as one recording."""
+    """Combine the steps of some keys into one recording."""
     numbers = {number: position for position, number in enumerate(keep)}
     before, after = state_tables(recorder, keep)
     picked: list[int] = []
@@ -220,7 +220,7 @@ def recording_of(
 
 
 def _attachments_of(spec: TaskSpec) -> tuple[Attachment, ...]:
-    """Return the attachments that a task reads, because a replay needs them."""
+    """Return the attachments that a task reads, which a replay also needs."""
     return tuple(
         attachment
         for part in spec.extras.values()
@@ -231,7 +231,7 @@ def _attachments_of(spec: TaskSpec) -> tuple[Attachment, ...]:
 
 
 def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> pa.Table:
-    """Add the key number to rows as the first column."""
+    """Add the number of the key to rows, as the first column."""
     chosen = [(numbers[number], table) for number, table in rows if number in numbers]
     if not chosen:
         return pa.Table.from_batches([], pa.schema([_RECORD_FIELD]))
@@ -243,19 +243,19 @@ def _numbered(rows: Sequence[tuple[int, pa.Table]], numbers: dict[int, int]) -> 
 
 
 def processor_name(processor: AnyProcessor) -> str:
-    """Return a processor's `module:Class`."""
+    """Return the name of a processor as `module:Class`."""
     kind = type(processor)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def source_of(processor: AnyProcessor) -> str:
-    """Return the file from which the driver compiled a processor's class; "" if unknown."""
+    """Return the file that defines a processor's class on the driver, or "" if unknown."""
     code = getattr(getattr(type(processor), "handleInputRows", None), "__code__", None)
     return str(getattr(code, "co_filename", ""))
 
 
 def frames_of(row_format: RowFormat) -> dict[str, Json] | None:
-    """Return the settings of frames; None if the rows are Rows."""
+    """Return the settings for frames, or None if the rows are Rows."""
     plain = row_format.plain if isinstance(row_format, KeepingFormat) else row_format
     if not isinstance(plain, PandasRowFormat):
         return None

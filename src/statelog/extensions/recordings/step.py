@@ -1,4 +1,4 @@
-"""The recorded step of one key in one micro-batch."""
+"""The recorded step of one key in a micro-batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Call:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
     """
-    The recorded step of one key in one micro-batch.
+    The recorded step of one key in a micro-batch.
 
     Args:
         task: The recording it is a part of, with times and layout.
@@ -71,7 +71,7 @@ class RecordedStep:
 
 
 class _Tables:
-    """The tables of a recording."""
+    """The tables that make up a recording."""
 
     def __init__(self, task: TaskRecording) -> None:
         self._task = task
@@ -94,7 +94,7 @@ class _Tables:
         self._check()
 
     def _check(self) -> None:
-        """Reject inconsistent tables."""
+        """Reject tables that are inconsistent."""
         for name, table in (("input", self._input), ("initial", self._initial)):
             if not table.schema.names or table.schema.field(0) != _RECORD_FIELD:
                 raise damaged_file("", f"its {name} rows do not start with their record")
@@ -129,19 +129,19 @@ class _Tables:
 
 
 def check_recording(task: TaskRecording) -> None:
-    """Raise `CorruptionError` if the tables of a recording are inconsistent."""
+    """Raise `CorruptionError` if the tables in a recording are inconsistent."""
     _Tables(task)
 
 
 def steps_of(task: TaskRecording) -> Iterator[RecordedStep]:
-    """Yield the step of each recorded key."""
+    """Yield the steps of each recorded key."""
     tables = _Tables(task)
     for number in range(len(tables.keys)):
         yield tables.step(number)
 
 
 def step_of(task: TaskRecording, key: object) -> RecordedStep | None:
-    """Return the step of a key, or None."""
+    """Return the step of a key, or None if it was not recorded."""
     tables = _Tables(task)
     number = number_of(tables.before, tables.schema, key)
     return None if number is None else tables.step(number)
@@ -162,7 +162,7 @@ def number_of(keys: pa.Table, schema: OperatorStateSchema, key: object) -> int |
 
 
 def recorded_rows(table: pa.Table, keep: pa.Array) -> pa.Table:
-    """Return the rows of *table* whose key is in *keep*, numbered as in *keep*."""
+    """Return the rows of *table* whose key number is in *keep*, renumbered as in *keep*."""
     positions = pc.index_in(table.column(RECORD_COLUMN), value_set=keep)
     numbered = table.set_column(0, pa.field(RECORD_COLUMN, pa.int32()), positions.cast(pa.int32()))
     return numbered.filter(pc.is_valid(numbered.column(0)))

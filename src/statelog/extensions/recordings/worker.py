@@ -1,5 +1,5 @@
 """
-Record a task's selected keys, and name the command that replays a failed key.
+Record a task's selected keys, and suggest the command that replays a failed key.
 
 Nothing that the processor gets or yields differs from `ProcessorRun`.
 """
@@ -46,7 +46,7 @@ from statelog.store import PATHS, ObjectStore
 
 
 class RecordedRun(ProcessorRun):
-    """Runs a processor like `ProcessorRun`, and records the keys that a recorder selects."""
+    """Runs a processor like `ProcessorRun`, recording the keys that a recorder selects."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class RecordedRun(ProcessorRun):
         self._of_timers: set[tuple[int, Key]] = set()
 
     def prepare(self, rows: KeyedInput, initial: KeyedInput | None) -> None:
-        """Prepare the state of a part of the input, and select the keys to record."""
+        """Prepare the state for a part of the input, and select the keys to record."""
         self._recorder.begin_part(rows, initial)
         super().prepare(rows, initial)
 
@@ -73,7 +73,7 @@ class RecordedRun(ProcessorRun):
         super().retire(changes)
 
     def due(self) -> list[Due]:
-        """Return the due timers, and select the keys to record."""
+        """Return the due timers, and select which of their keys to record."""
         due = super().due()
         self._of_timers = self._recorder.of_timers(due)
         return due
@@ -111,7 +111,7 @@ class RecordedRun(ProcessorRun):
         return self._recorder.watch(number, "handleExpiredTimer", time, rows_made)
 
     def _begin_key(self, key: Key) -> int:
-        """Start recording the key of the next call; return its number."""
+        """Begin to record the key of the next call, and return its number."""
         return self._recorder.begin(self._key_group, key, self.group(self._key_group))
 
     def _note_failure(self, key_group: int, key: Key, method: str, timer_ms: int = -1) -> None:
@@ -144,24 +144,24 @@ class TaskRecordings(TaskExtension):
         output: OutputCollector,
         extensions: TaskExtensions,
     ) -> TaskRun | None:
-        """Return a run that records."""
+        """Return a run that records the selected keys."""
         keyed = keyed_state(context.processor, state)
         return RecordedRun(context, keyed, key_group_range, output, self._recorder, extensions)
 
     def collectors(self) -> Sequence[Collector]:
-        """Return the recorder."""
+        """Return the recorder as the only collector."""
         return (self._recorder,)
 
     def leave_out(self, key_group: int, key: Key) -> None:
-        """Do not record a key whose processing failed."""
+        """Omit a key whose processing failed from the recording."""
         self._recorder.leave_out(key_group, key)
 
     def failed(self, error: ProcessorError) -> ProcessorError:
-        """Record the failed key, and name the command that replays it."""
+        """Record the failed key, and add the command that replays it to the error."""
         return replayable(self._tools.store, self._recorder, self._tools.spec, error)
 
     def answer(self) -> tuple[Addition, ...] | None:
-        """Return the recording."""
+        """Return the task's recording."""
         return put_recording(self._tools.files, self._recorder, self._tools.spec) or None
 
 
@@ -176,7 +176,7 @@ _SWITCH_ON: Final = (
 
 
 def advised(error: ProcessorError) -> ProcessorError:
-    """Return the error of a task that does not record; advise the user to record."""
+    """Return the error of a task that does not record, with advice to record."""
     return _with_advice(error, lambda: _SWITCH_ON)
 
 
@@ -199,7 +199,7 @@ def _recorded(
     spec: TaskSpec,
     error: ProcessorError,
 ) -> str:
-    """Write the recording of the failure, and return a sentence about it."""
+    """Write the recording of the failure, and return a sentence that describes it."""
     try:
         recording = failed_recording(recorder, spec, error)
         if recording is None:
@@ -244,7 +244,7 @@ def replay_command(location: str, key: Key, recorder: TaskRecorder, spec: TaskSp
 
 
 def key_texts(key: Key, schema: pa.Schema) -> list[str] | None:
-    """Return a key in command-line form; None if that is not possible."""
+    """Format a key for the command line, or return None if that is impossible."""
     try:
         return (
             [

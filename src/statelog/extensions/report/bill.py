@@ -1,5 +1,5 @@
 """
-Estimate the monthly bill of an object store from its requests, storage and prices.
+Estimate the monthly bill of an object store from requests, storage and prices.
 
 Counted is what each micro-batch does by design: the puts of its objects and of the commit, and its
 share of the listing of the tags.  Not counted is what depends on chance: reads of workers that lost
@@ -24,7 +24,7 @@ LISTS_PER_BATCH: Final = 1 / BATCH_COMMITS
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """
-    List prices of a store, in US dollars.
+    The list prices of a store, in US dollars.
 
     Args:
         name: Key of the table, and of the option `--prices`.
@@ -50,7 +50,7 @@ class Prices:
         gets_per_1000: float | None = None,
         gb_month: float | None = None,
     ) -> Prices:
-        """Return the prices; replace those for which a value is passed."""
+        """Return the prices, with those for which a value is passed replaced."""
         stated_prices = {
             "puts_per_1000": puts_per_1000,
             "gets_per_1000": gets_per_1000,
@@ -106,7 +106,7 @@ PRICES: Final = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
     """
-    The requests and the storage of a 30-day month.
+    The requests and the storage during a month of 30 days.
 
     Args:
         batches_per_month: Micro-batches at the rate of the stored checkpoints; None if there are
@@ -131,7 +131,7 @@ class Bill:
 
     @property
     def dollars(self) -> float | None:
-        """The total; None if the number of requests is unknown."""
+        """The total in dollars, or None if the number of requests is unknown."""
         if self.request_dollars is None:
             return None
         return self.request_dollars + self.storage_dollars
@@ -140,7 +140,7 @@ class Bill:
 def bill_of(
     *, puts_per_batch: float, seconds_per_batch: float | None, stored_bytes: int, prices: Prices
 ) -> Bill:
-    """Return the bill for a month."""
+    """Compute the bill for a month."""
     batches = _MONTH_S / seconds_per_batch if seconds_per_batch else None
     lists_per_batch = LISTS_PER_BATCH
     dollars = None

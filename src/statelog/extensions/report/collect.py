@@ -1,5 +1,5 @@
 """
-Read the figures of a location.
+Collect the figures of a location.
 
 Only checkpoints that are still stored have all their figures.  Of older ones the log behind the
 snapshots says how many bytes of changes they made.  Nothing is claimed, locked or written.
@@ -47,13 +47,13 @@ _Listing: TypeAlias = Sequence[tuple[CheckpointSummary, CompletedCheckpoint | No
 
 
 def _quiet(message: str) -> None:
-    """Report no progress."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportPlan:
     """
-    What to read and to assume.
+    What to read for a report, and what to assume.
 
     Args:
         speeds: For the time of a restart.
@@ -111,7 +111,7 @@ def shown_location(location: str) -> str:
 def _with_newest(
     figures: Figures, newest: CompletedCheckpoint, sizes: Mapping[str, int], plan: ReportPlan
 ) -> Figures:
-    """Add the newest checkpoint's figures on the query, a restart and the bill."""
+    """Add what the newest checkpoint shows about the query, a restart and the bill."""
     record = _record_of(newest)
     if record is not None:
         figures = replace(
@@ -147,7 +147,7 @@ def _with_newest(
 def _with_key_groups(
     figures: Figures, newest: CompletedCheckpoint, store: ObjectStore, plan: ReportPlan
 ) -> Figures:
-    """Add the key groups, or the reason why they could not be counted."""
+    """Add the key groups, or the reason that they could not be counted."""
     if not figures.operators or not plan.with_key_groups:
         return figures
     try:
@@ -160,7 +160,7 @@ def _with_key_groups(
 
 
 def _record_of(checkpoint: CompletedCheckpoint) -> BatchRecord | None:
-    """Return a checkpoint's record; None if no query created the checkpoint."""
+    """Return the record in a checkpoint, or None if no query created the checkpoint."""
     try:
         return BatchRecord.of(checkpoint)
     except (CheckpointError, IncompatibleFormatError):
@@ -194,7 +194,7 @@ def _checkpoints(listing: _Listing) -> tuple[CheckpointFigures, ...]:
 def _with_objects(
     figures: CheckpointFigures, checkpoint: CompletedCheckpoint, parent: CompletedCheckpoint | None
 ) -> CheckpointFigures:
-    """Add the figures of a checkpoint's log and snapshots."""
+    """Add the figures for the log and snapshots of a checkpoint."""
     number = checkpoint.checkpoint_id
     snapshots = checkpoint.materialized
     if parent is None:
@@ -219,14 +219,14 @@ def _with_objects(
 
 
 def _bytes_of(handles: Iterable[ChangelogStateHandle | StreamStateHandle]) -> int:
-    """Return the total size of handles; unknown sizes count as 0."""
+    """Return the total size of handles, counting unknown sizes as 0."""
     return sum(max(handle.size_bytes, 0) for handle in handles)
 
 
 def _with_record(
     figures: CheckpointFigures, record: BatchRecord, after: BatchRecord | None
 ) -> CheckpointFigures:
-    """Add the figures from a micro-batch's record."""
+    """Add the figures in the record of a micro-batch."""
     retries = record.retries or {}
     batch = record.figures
     later = (after.previous_ms if after is not None else None) or {}
@@ -241,7 +241,7 @@ def _with_record(
 
 
 def _older_changes(listing: _Listing) -> tuple[tuple[int, int], ...]:
-    """Return the bytes of changes of checkpoints that are no longer stored."""
+    """Return the size of changes whose checkpoints are no longer stored."""
     stored = {summary.checkpoint_id for summary, _ in listing}
     handles = {
         handle.state_handle_id: handle
@@ -257,7 +257,7 @@ def _older_changes(listing: _Listing) -> tuple[tuple[int, int], ...]:
 
 
 def _seconds_per_batch(checkpoints: Sequence[CheckpointFigures]) -> float | None:
-    """Return the mean time between two micro-batches of one run; None for fewer than two."""
+    """Return the mean time between micro-batches of a run, or None for fewer than two."""
     timed = [checkpoint for checkpoint in checkpoints if checkpoint.created_at_ms is not None]
     gaps = [
         (after.created_at_ms or 0) - (before.created_at_ms or 0)

@@ -184,7 +184,7 @@ def report(
 
 
 def _prices(location: str, name: str | None) -> Prices:
-    """Return the price list with that name, or the price list of the location's store."""
+    """Return the price list of this name, or the one for the location's store."""
     if name is None:
         scheme = normalize_url(location).partition(":")[0] if is_known(location) else ""
         return PRICES[_SCHEMES.get(scheme, "s3")]

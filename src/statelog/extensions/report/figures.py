@@ -1,4 +1,4 @@
-"""The figures of a location as plain values, for `--json` and for the page."""
+"""The figures of a location as plain values, for `--json` and the HTML page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MIN_TOTAL_MS: Final = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFigures:
     """
-    One checkpoint; None stands for unknown values.
+    The figures of one checkpoint; None stands for an unknown value.
 
     Args:
         checkpoint_id: Its number.
@@ -80,7 +80,7 @@ class CheckpointFigures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObjects:
     """
-    The objects of one folder of the location.
+    The objects in one folder of the location.
 
     Args:
         kind: commits, log, snapshots, output, claims or other.
@@ -149,7 +149,7 @@ class Figures:
 
     @property
     def batches(self) -> list[BatchFigures]:
-        """The known figures of the micro-batches of all stored checkpoints."""
+        """The known figures of the micro-batches that created the stored checkpoints."""
         batches = (checkpoint.figures for checkpoint in self.checkpoints)
         return [batch for batch in batches if batch is not None]
 
@@ -166,7 +166,7 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """
-    One notable fact.
+    A notable fact about a location.
 
     Args:
         level: "damage", "attention" or "note".
@@ -178,7 +178,7 @@ class Finding:
 
 
 def findings_of(figures: Figures) -> tuple[Finding, ...]:
-    """Return the notable facts, the worst first."""
+    """Return the notable facts about a location, the worst ones first."""
     findings = [*_damage(figures), *_retries(figures), *_restart(figures), *_skew(figures)]
     findings += [*_orphans(figures), *_runs(figures), *_phases(figures)]
     order = ("damage", "attention", "note")

@@ -1,5 +1,5 @@
 """
-Render the figures as one self-contained HTML page.
+Render the figures of a location as one self-contained HTML page.
 
 The page is the template `page.html`.  In it are the style sheet, the figures as JSON, and the
 script that draws them.  The content security policy forbids every request, and names style and
@@ -23,7 +23,7 @@ _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "
 
 
 def page(figures: Figures) -> str:
-    """Return the page of a location, as text to store in UTF-8."""
+    """Return the page for a location, as text to be stored in UTF-8."""
     style = _resource("page.css")
     script = _resource("page.js")
     policy = (
@@ -45,7 +45,7 @@ def page(figures: Figures) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return JSON that is safe inside any element; NaN and infinity become null."""
+    """Return JSON that is safe inside any HTML element; NaN and infinity become null."""
     finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
     return json.dumps(finite, separators=(",", ":")).translate(_ESCAPES)
 
@@ -55,5 +55,5 @@ def _resource(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return the content security policy source of an inline style or script."""
+    """Return the content security policy source for an inline style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"

@@ -1,5 +1,5 @@
 """
-Estimate what a restart reads, and how long it takes.
+Estimate what a restart must read, and how long that takes.
 
 Each task reads its own objects: the newest snapshots of its key groups and the log after them.  The
 tasks read at the same time, so the largest decides.
@@ -25,7 +25,7 @@ _KINDS: Final = {HandleAndOffset: "log", MaterializedHandle: "snapshots"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
     """
-    The speeds for estimating the time of a restart.
+    The speeds used to estimate the duration of a restart.
 
     Args:
         latency_ms: Time of a request to the first byte.
@@ -40,7 +40,7 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPart:
-    """Objects of one kind (commits, log or snapshots) that a restart reads: number and size."""
+    """What a restart reads of one kind (commits, log or snapshots): number and total size."""
 
     kind: str
     objects: int
@@ -50,7 +50,7 @@ class RestartPart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """
-    The objects that a restart from the newest checkpoint reads.
+    Everything that a restart from the newest checkpoint reads.
 
     Args:
         checkpoint_id: The checkpoint.
@@ -77,17 +77,17 @@ class Restart:
 
     @property
     def objects(self) -> int:
-        """Number of distinct objects."""
+        """The number of distinct objects."""
         return sum(part.objects for part in self.parts)
 
     @property
     def size_bytes(self) -> int:
-        """Size of the objects."""
+        """The total size of the objects."""
         return sum(part.size_bytes for part in self.parts)
 
 
 def estimate_s(driver_requests: int, requests: int, size_bytes: int, speeds: Speeds) -> float:
-    """Return the seconds of one task after the driver: sequential requests, then transfer."""
+    """Estimate the seconds of the driver, then of one task: requests, then transfer."""
     waits = (driver_requests + requests) * speeds.latency_ms / 1000
     megabytes = size_bytes / _MB
     return waits + megabytes / speeds.read_mb_s + megabytes / speeds.restore_mb_s
@@ -101,7 +101,7 @@ def restart_of(
     operators: int,
     speeds: Speeds,
 ) -> Restart:
-    """Return the objects that a restart from *checkpoint* reads."""
+    """Return what a restart from *checkpoint* reads."""
     metadata = PATHS.metadata(checkpoint.checkpoint_id)
     kinds: dict[str, str] = {metadata: "commits"}
     loads: list[tuple[int, int]] = []

@@ -1,5 +1,5 @@
 """
-Count how keys and changes are spread over an operator's key groups.
+Count how keys and changes are distributed over an operator's key groups.
 
 The keys are counted in the state as of a checkpoint, which is read whole for it, a few key groups
 at a time.  The changes are those in the log after the snapshots.
@@ -28,7 +28,7 @@ _Counts = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyGroups:
     """
-    One operator's state by key group.
+    The state of one operator by key group.
 
     Args:
         operator: Its name.
@@ -43,7 +43,7 @@ class KeyGroups:
 
 def largest_of(counts: Sequence[int]) -> tuple[int, float] | None:
     """
-    Return the key group with the largest count, and its ratio to the mean.
+    Return the key group with the largest count, and the ratio of that count to the mean.
 
     None if all are 0.
 
@@ -64,7 +64,7 @@ def key_groups_of(
     with_keys: bool,
     progress: Callable[[str], None],
 ) -> tuple[KeyGroups, ...]:
-    """Return keys and changes by key group, for each operator."""
+    """Count the keys and changes in each key group, for each operator."""
     cached = CachedStore(store, _CACHED_BYTES)
     progress("reading the log")
     changes = _change_bytes(cached, checkpoint)
@@ -90,7 +90,7 @@ def key_groups_of(
 
 
 def _change_bytes(store: ObjectStore, checkpoint: CompletedCheckpoint) -> _Counts:
-    """Return the bytes of changes of each key group that a restart replays."""
+    """Return, for each key group, how many bytes of changes a restart replays."""
     sizes = np.zeros(checkpoint.max_parallelism, np.int64)
     for handle in checkpoint.log:
         for batch in read_change_batches(store, handle, handle.key_group_range):

@@ -22,7 +22,7 @@ from statelog.store import ObjectStore
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSummary:
     """
-    One state variable.
+    A summary of one state variable.
 
     Args:
         name: Its name.
@@ -39,7 +39,7 @@ class VariableSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSummary:
-    """One operator of the query."""
+    """A summary of one operator of the query."""
 
     name: str
     key: str
@@ -67,13 +67,13 @@ class Summary:
 
     @property
     def kind(self) -> str:
-        """A description of the location."""
+        """A description of what the location is."""
         return (
             "the state of a query" if self.figures.checkpoints else "claimed, without a checkpoint"
         )
 
     def next_steps(self, location: str) -> tuple[str, ...]:
-        """Return the next commands to run, with *location* as the caller spelled it."""
+        """Return the commands to run next, with *location* as the caller spelled it."""
         place = shlex.quote(location)
         if self.figures.newest is None:
             return (f"statelog checkpoints {place}",)
@@ -91,7 +91,7 @@ class Summary:
         return (*steps, f"statelog report {place}", f"statelog verify {place}")
 
     def to_json(self) -> JsonObject:
-        """Return the facts for a program; `statelog report --json` prints all figures."""
+        """Return the facts for use by a program; `statelog report --json` prints all figures."""
         figures = self.figures
         newest = self.figures.newest
         return {

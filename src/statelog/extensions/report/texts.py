@@ -1,5 +1,5 @@
 """
-Format numbers for people: counts, sizes and durations.
+Format numbers for readers: counts, sizes and durations.
 
 The script of the page has the same forms.
 """
@@ -14,7 +14,7 @@ NONE: Final = "–"
 
 
 def count(value: float | None) -> str:
-    """Return 12,345, or one decimal for a small fraction."""
+    """Format a count as 12,345; a small fraction gets one decimal."""
     if value is None:
         return NONE
     if value != int(value) and abs(value) < 100:
@@ -23,7 +23,7 @@ def count(value: float | None) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Return a size in binary units: 1.5 MiB."""
+    """Format a size in binary units, such as 1.5 MiB."""
     if size_bytes < 1024:
         return f"{size_bytes:,.0f} B"
     value = size_bytes / 1024
@@ -35,7 +35,7 @@ def size(size_bytes: float) -> str:
 
 
 def duration(milliseconds: float) -> str:
-    """Return a duration: 12 ms, 1.5 s, 2 min 5 s, 3 h 4 min, 2 d 2 h."""
+    """Format a duration, such as 12 ms, 1.5 s, 2 min 5 s, 3 h 4 min or 2 d 2 h."""
     if milliseconds < 999.5:
         return f"{milliseconds:.0f} ms"
     seconds = milliseconds / 1000
@@ -51,10 +51,10 @@ def duration(milliseconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return 71 %."""
+    """Format a share as a percentage, such as 71 %."""
     return f"{share:.0%}".replace("%", " %")
 
 
 def plural(number: int, noun: str) -> str:
-    """Return "1 object" or "2 objects"."""
+    """Format a count with its noun, such as "1 object" or "2 objects"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,5 +1,5 @@
 """
-Side outputs: named rows that processors emit in addition to their output.
+Side outputs: named streams of rows that processors emit besides their output.
 
     declaration    the side outputs that a processor declares
     driver         the rows as attachments, and their delivery

@@ -35,7 +35,7 @@ def side_outputs(
     as_json: options.Json = False,
 ) -> None:
     """
-    List a query's side outputs, or print the rows of a side output.
+    List a query's side outputs, or print the rows of one of them.
 
     A processor declares a side output with `handle.sideOutput(name, schema)` and emits rows to it.
     The query's `retention` setting determines how long the rows are stored.

@@ -1,5 +1,5 @@
 """
-Collect the side outputs that a processor's `init` declares.
+Collect the side outputs that a processor declares in `init`.
 
 `init` declares each by `handle.sideOutput(name, schema)`, on the driver and in each task.
 Source: Flink's `OutputTag` and `Context.output`.
@@ -26,11 +26,11 @@ SIDE_COLUMNS: Final = (pa.field(SIDE_CHECKPOINT, pa.int64()), pa.field(SIDE_BATC
 
 
 class SideOutput(Protocol):
-    """A named output of a processor; `handle.sideOutput(name, schema)` returns it in `init`."""
+    """A named output of a processor, which `handle.sideOutput(name, schema)` returns in `init`."""
 
     def emit(self, row: object) -> None:
         """
-        Emit a row; the micro-batch commits it unless the call fails.
+        Emit a row, which is committed with the micro-batch unless the call fails.
 
         Args:
             row: A `Row` with the names of the columns, or a tuple in their order; for a processor
@@ -57,12 +57,12 @@ class SideSchema:
 
     @property
     def stored(self) -> pa.Schema:
-        """The columns of stored rows: checkpoint, micro-batch, and the declared columns."""
+        """The columns of stored rows: checkpoint, micro-batch, then the declared columns."""
         return pa.schema([*SIDE_COLUMNS, *self.arrow])
 
     @property
     def stored_columns(self) -> StructType:
-        """The same columns as Spark types."""
+        """The same columns, as Spark types."""
         struct = StructType()
         for field in SIDE_COLUMNS:
             struct.add(field.name, "long")
@@ -81,11 +81,11 @@ class DeclaredSideOutputs:
         self._schemas: dict[str, SideSchema] = {}
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Return `sideOutput`."""
+        """Return the method `sideOutput`."""
         return {"sideOutput": self._side_output}
 
     def _side_output(self, name: str, schema: SchemaLike) -> DeclaredOutput:
-        """Declare a side output; rows cannot be emitted in `init`."""
+        """Declare a side output; `init` itself cannot emit rows."""
         struct = self._struct(schema, f"side output {name!r}")
         self._schemas[name] = side_schema(name, struct, self._schemas)
         return DeclaredOutput(name)
@@ -98,7 +98,7 @@ class DeclaredSideOutputs:
     def check(
         declared: SideSchemas, before: Sequence[SideSchemas], settings: QuerySettings
     ) -> None:
-        """Raise `UsageError` if two operators of a query declare a side output with one name."""
+        """Raise `UsageError` if two operators of a query declare side outputs of the same name."""
         _refuse_shared_names([*before, declared])
 
     @staticmethod
@@ -113,7 +113,7 @@ class DeclaredSideOutputs:
 
 
 def side_schema(name: object, columns: StructType, declared: SideSchemas) -> SideSchema:
-    """Return a side output that `init` declares."""
+    """Return the side output for a declaration in `init`."""
     if not isinstance(name, str) or not is_name(name):
         raise UsageError(
             f"the name of a side output must be up to 100 letters, digits, '_' and '.', not {name!r:.200}"
@@ -132,13 +132,13 @@ def side_schema(name: object, columns: StructType, declared: SideSchemas) -> Sid
 
 
 class DeclaredOutput:
-    """A side output on the driver, where processors do not get rows."""
+    """A side output on the driver, where processors do not receive rows."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def emit(self, row: object) -> NoReturn:
-        """Raise: rows can be emitted only while rows or timers are handled."""
+        """Raise an error: rows can be emitted only while rows or timers are handled."""
         raise emitted_too_early(self._name)
 
 
@@ -153,7 +153,7 @@ def _refuse_shared_names(schemas: Sequence[SideSchemas]) -> None:
 
 
 def emitted_too_early(name: str) -> UsageError:
-    """Return the error for a row that is emitted in `init` or `close`."""
+    """Return the error for a row emitted in `init` or `close`."""
     return UsageError(
         f"side output {name!r}: emit rows while rows or timers are handled, not in init() or close()"
     )

@@ -48,19 +48,19 @@ _TAIL_MEMORY: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a side output, oldest first: the contents of an attachment."""
+    """The rows of a side output, oldest first, which are the contents of an attachment."""
 
     table: pa.Table
 
     def joined(self, skip: int, later: _Rows) -> _Rows | None:
-        """Return these rows and later ones; None if their columns differ, or they are too large."""
+        """Return these rows and later ones, or None if columns differ or there are too many."""
         if self.table.schema != later.table.schema:
             return None
         both = pa.concat_tables([self.table.slice(skip), later.table])
         return _Rows(both.combine_chunks()) if both.nbytes <= _TAIL_MEMORY else None
 
     def encode(self) -> bytes:
-        """Return the Arrow IPC stream of the rows."""
+        """Encode the rows as an Arrow IPC stream."""
         return write_stream(batches_of(self.table), self.table.schema)
 
 
@@ -71,7 +71,7 @@ def _declared(operator: OperatorDefinition) -> SideSchemas:
 
 class SideOutputs(AttachingExtension):
     """
-    The rows that processors emit by name.
+    The side outputs of a query, as seen by the driver.
 
     A sink is called only for micro-batches in which its side output has rows.
     """
@@ -94,7 +94,7 @@ class SideOutputs(AttachingExtension):
 
     @staticmethod
     def policy(settings: QuerySettings) -> AttachmentPolicy:
-        """Return how to join and retain the rows of side outputs."""
+        """Return how rows of side outputs are joined and retained."""
         return AttachmentPolicy(
             kind=SIDE_OUTPUT,
             what="rows of side outputs",
@@ -110,7 +110,7 @@ class SideOutputs(AttachingExtension):
         return _declared(self._query.operators[operator]) or None
 
     def deliver(self, frame: DataFrame, batch_id: int, answers: Answers) -> None:
-        """Call the sinks with the rows of the tasks' results, without reading them again."""
+        """Call the sinks with the rows in the tasks' results, without reading them again."""
         for name, sink in self._sinks.items():
             operator = self._query.operators[self._operators[name]]
             acks = answers[operator.schema.operator_id]
@@ -121,7 +121,7 @@ class SideOutputs(AttachingExtension):
                 self._call(name, sink, frame, batch_id, inline, files)
 
     def deliver_again(self, frame: DataFrame, record: BatchRecord) -> None:
-        """Call the sinks with the rows of a committed micro-batch."""
+        """Call the sinks with the rows of a micro-batch that was already committed."""
         for name, sink in self._sinks.items():
             attachments = of_kinds(record.attachments, SIDE_OUTPUT)
             fresh = [rows for rows in attachments if rows.name == name and rows.is_fresh]
@@ -132,7 +132,7 @@ class SideOutputs(AttachingExtension):
                 self._call(name, sink, frame, record.batch_id, inline, large)
 
     def _of_its_checkpoint(self, attachment: Attachment) -> bytes:
-        """Return the rows of an object that its newest checkpoint added."""
+        """Return the rows that an object's newest checkpoint added to it."""
         query = self._query
         store = open_location(query.location, options=dict(query.settings.storage_options))
         table = read_side_rows(store, attachment)

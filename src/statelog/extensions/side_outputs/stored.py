@@ -32,7 +32,7 @@ SIDE_BATCH: Final = "batch_id"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSideOutput:
     """
-    A side output with retained rows.
+    A side output that has retained rows.
 
     Args:
         name: Its name.
@@ -52,7 +52,7 @@ class KeptSideOutput:
 def kept_side_outputs(
     checkpoint: CompletedCheckpoint, operator: str | None
 ) -> tuple[KeptSideOutput, ...]:
-    """Return the side outputs with rows in a checkpoint, of one operator or of all, by name."""
+    """Return the side outputs that have rows in a checkpoint, by name."""
     entries: dict[tuple[str, str], list[Attachment]] = {}
     for entry in of_kinds(BatchRecord.of(checkpoint).attachments, SIDE_OUTPUT):
         if operator is None or entry.operator == operator:
@@ -104,7 +104,7 @@ def _tables(store: ObjectStore, entries: Sequence[Attachment], since: int) -> It
 
 
 def read_side_rows(store: ObjectStore, entry: Attachment) -> pa.Table:
-    """Return the rows in an object, with their checkpoint and micro-batch."""
+    """Return the rows in an object, each with its checkpoint and micro-batch."""
 
     def decoded(data: memoryview) -> pa.Table:
         try:

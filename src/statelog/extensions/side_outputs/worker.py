@@ -1,5 +1,5 @@
 """
-The side outputs of a task: named rows that a processor emits.
+The side outputs of a task, to which a processor emits rows.
 
 A row is checked when it is emitted, so a row that does not fit fails the call that emits it.  Rows
 are converted many calls later, all together.
@@ -32,7 +32,7 @@ _PLAIN: Final = {pa.string(): str, pa.bool_(): bool, pa.float64(): float, pa.int
 
 def _certainly_fits(value: object, kind: type | None) -> bool:
     """
-    Return whether a value has the Python type of a column.
+    Return whether a value has exactly the Python type for a column.
 
     The others are converted to find out.
     """
@@ -42,7 +42,7 @@ def _certainly_fits(value: object, kind: type | None) -> bool:
 
 
 class _Stored:
-    """An output that prepends the checkpoint and the micro-batch to its columns."""
+    """An output that adds the checkpoint and the micro-batch as its first columns."""
 
     def __init__(self, plain: Output, schema: pa.Schema, checkpoint_id: int, batch_id: int) -> None:
         self.plain = plain
@@ -62,11 +62,11 @@ class _Stored:
 
     @property
     def unnamed(self) -> None:
-        """None, because a row is checked when it is emitted."""
+        """None, because each row is checked when it is emitted."""
         return
 
     def batch(self) -> pa.RecordBatch:
-        """Return all rows as one batch, with the prepended columns."""
+        """Return all rows as one batch, including the added columns."""
         batch = self.plain.batch()
         columns = [pa.repeat(pa.scalar(value, pa.int64()), len(batch)) for value in self._values]
         return pa.RecordBatch.from_arrays([*columns, *batch.columns], schema=self._schema)
@@ -123,7 +123,7 @@ class TaskSideOutput:
             self.parts.flush()
 
     def _checked_row(self, row: object) -> Row:
-        """Convert a Row or a tuple to a Row that fits the columns."""
+        """Convert a Row or tuple to a Row that fits the columns."""
         fitting = self._row_of(row)
         values: Iterable[object] = fitting  # Row's own access by position takes longer
         for value, (name, kind, is_nullable) in zip(values, self._fields, strict=True):
@@ -138,7 +138,7 @@ class TaskSideOutput:
         return fitting
 
     def _row_of(self, row: object) -> Row:
-        """Convert a Row or a tuple to a Row with all columns in order."""
+        """Convert a Row or tuple to a Row with all columns in order."""
         columns = self._columns
         if not isinstance(row, Row) or not hasattr(row, "__fields__"):
             if not isinstance(row, tuple) or len(row) != len(columns):
@@ -159,7 +159,7 @@ class TaskSideOutput:
         return self._make([values.get(name) for name in columns])
 
     def _check(self, row: RowLike) -> None:
-        """Convert one item alone, and raise `UsageError` if it does not fit."""
+        """Convert a single item; raise `UsageError` if it does not fit."""
         alone = self._new_output()
         try:
             alone.extend([row])
@@ -202,11 +202,11 @@ class TaskSideOutputs(TaskExtension):
         self._all = tuple(self.by_name.values())
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Return `sideOutput`."""
+        """Return the method `sideOutput`."""
         return {"sideOutput": self._side_output}
 
     def _side_output(self, name: str, schema: SchemaLike) -> TaskSideOutput:
-        """Return a side output; raises `UsageError` if `init` did not declare it on the driver."""
+        """Return a side output; raise `UsageError` if `init` did not declare it on the driver."""
         if self.is_open:
             raise UsageError(f"side output {name!r}: side outputs can be declared only in init()")
         output = self.by_name.get(name)
@@ -218,7 +218,7 @@ class TaskSideOutputs(TaskExtension):
         return output
 
     def collectors(self) -> Sequence[Collector]:
-        """Return the rows of each side output."""
+        """Return the collector of each side output."""
         return [output.parts for output in self._all]
 
     def opened(self) -> None:
@@ -235,7 +235,7 @@ class TaskSideOutputs(TaskExtension):
             output.flush()
 
     def answer(self) -> tuple[Addition, ...] | None:
-        """Count and return the emitted rows; write large ones to files."""
+        """Count and return the emitted rows, after writing large ones to files."""
         additions = tuple(chain(*(output.additions() for output in self._all)))
         if self._tools is not None:
             self._tools.figures["side_output_rows"] = sum(addition.count for addition in additions)

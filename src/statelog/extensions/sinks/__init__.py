@@ -1,5 +1,5 @@
 """
-Sinks for `exactly_once`: each stores rows together with the record of their micro-batch.
+Sinks for `exactly_once`; each sink stores rows with a record of their micro-batch.
 
     database    one transaction of a database
     iceberg     one commit of a table; the extra `iceberg`

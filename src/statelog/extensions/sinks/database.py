@@ -1,5 +1,5 @@
 """
-`DatabaseSink`: write rows and their batch record in one database transaction.
+`DatabaseSink`: writes rows and the record of their micro-batch in one transaction.
 
 A table of the sink has one row for each writer.  The first statement of a transaction replaces the
 record that this driver knows, and does nothing if there is another one: of two drivers that write
@@ -32,7 +32,7 @@ _PROBE_BATCH: Final = DeliveredBatch("", 0, 0)
 
 
 class Cursor(Protocol):
-    """The methods of a PEP 249 cursor that the sink uses."""
+    """The methods of a PEP 249 cursor that the sink calls."""
 
     @property
     def rowcount(self) -> int:
@@ -49,7 +49,7 @@ class Cursor(Protocol):
 
 
 class Connection(Protocol):
-    """The methods of a PEP 249 connection that the sink uses."""
+    """The methods of a PEP 249 connection that the sink calls."""
 
     def cursor(self) -> Cursor:
         """Return a new cursor."""
@@ -66,7 +66,7 @@ class Connection(Protocol):
 
 class DatabaseSink:
     """
-    Writes to a database table, with any PEP 249 (DB-API) driver.
+    Writes to a database table through any PEP 249 (DB-API) driver.
 
     Each micro-batch is one transaction.  The table must exist and have the columns of the rows, in
     the same spelling.  The database must have `insert ... on conflict`, as SQLite and PostgreSQL
@@ -122,12 +122,12 @@ class DatabaseSink:
         return {**self.__dict__, "_connection": None}
 
     def last_committed(self, writer: str) -> DeliveredBatch | None:
-        """Return the newest micro-batch of *writer* from the table of batches."""
+        """Read the newest micro-batch of *writer* from the table of batches."""
         with self._transaction(f"cannot read the batches of {writer}") as connection:
             return self._last(connection, writer)
 
     def write(self, batch: SinkBatch) -> None:
-        """Write rows and record in one transaction."""
+        """Write the rows and the record in one transaction."""
         with self._transaction(f"cannot write batch {batch.batch_id}") as connection:
             mark = self._placeholder(connection)
             cursor = connection.cursor()
@@ -151,7 +151,7 @@ class DatabaseSink:
             connection.close()
 
     def _replace_record(self, connection: Connection, batch: SinkBatch) -> bool:
-        """Replace the record that the driver expects; return whether it was in the table."""
+        """Replace the record that the driver expects; return whether the table contained it."""
         batches = _quoted(self._batches)
         mark = self._placeholder(connection)
         cursor = connection.cursor()
@@ -223,7 +223,7 @@ class DatabaseSink:
         return connection
 
     def _check_rolls_back(self, connection: Connection) -> None:
-        """Reject a connection in autocommit mode: rows and record would be two transactions."""
+        """Reject a connection in autocommit mode, where rows and record would commit separately."""
         batches = _quoted(self._batches)
         mark = self._placeholder(connection)
         cursor = connection.cursor()
@@ -278,7 +278,7 @@ def _quoted_name(name: str) -> str:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether a retry may succeed after an error of a PEP 249 driver."""
+    """Return whether a retry may succeed after an error from a PEP 249 driver."""
     if not any(kind.__name__ in _TRANSIENT for kind in type(error).__mro__):
         return False
     raised = getattr(error, "orig", error)  # SQLAlchemy wraps the driver's error

@@ -1,5 +1,5 @@
 """
-`IcebergSink`: write rows and their batch record in one commit of an Iceberg table.
+`IcebergSink`: writes rows and the record of their micro-batch in one Iceberg commit.
 
 A commit adds one snapshot, whose summary names the micro-batch, and sets the table property
 `statelog.batch.<writer>` to its record.  The property is what counts: it is still there when
@@ -54,7 +54,7 @@ _TRANSIENT_STATUSES: Final = (408, 419, 425, 429)
 
 class IcebergSink:
     """
-    Appends to an Iceberg table with PyIceberg; each micro-batch is one snapshot.
+    Appends to an Iceberg table through PyIceberg, with one snapshot per micro-batch.
 
     A missing table is created with the columns of the rows, without partitions.  The files of an
     attempt that was killed are in no snapshot; Iceberg's removal of orphan files deletes them.
@@ -92,7 +92,7 @@ class IcebergSink:
         return {**self.__dict__, "_catalog": None}
 
     def last_committed(self, writer: str) -> DeliveredBatch | None:
-        """Return the newest micro-batch of *writer* from the table."""
+        """Read the newest micro-batch of *writer* from the table."""
         with self._explained("cannot read"):
             try:
                 table = self._open().load_table(self._table)
@@ -101,7 +101,7 @@ class IcebergSink:
         return newest_batch(table.metadata, writer)
 
     def write(self, batch: SinkBatch) -> None:
-        """Append rows and record in one commit, unless a different driver has written."""
+        """Append the rows and the record in one commit, unless a different driver has written."""
         with self._explained(f"cannot write batch {batch.batch_id} to"):
             table = self._load_or_create(batch.rows.schema)
             _check_next(table.metadata, batch, self._table)
@@ -136,7 +136,7 @@ class IcebergSink:
             return catalog.create_table_if_not_exists(self._table, schema=nullable)
 
     def _as_stored(self, table: Table, rows: pa.Table) -> pa.Table:
-        """Return the rows with the types of the table: Iceberg stores 32-bit integers, and UTC."""
+        """Convert rows to the types that the table stores, such as 32-bit integers and UTC."""
         stored = table.schema().as_arrow()
         unknown = [name for name in rows.column_names if stored.get_field_index(name) < 0]
         if unknown:
@@ -148,7 +148,7 @@ class IcebergSink:
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Convert a transient error to `UnavailableError`."""
+        """Convert a transient error to an `UnavailableError`."""
         try:
             yield
         except UnavailableError:
@@ -182,7 +182,7 @@ def _check_next(metadata: TableMetadata, batch: SinkBatch, table: str) -> None:
 
 
 class _Append(Transaction):
-    """A commit that is retried only on a table with the record that the driver expects."""
+    """A commit that is retried only while the table has the record that the driver expects."""
 
     def __init__(self, table: Table, batch: SinkBatch, name: str) -> None:
         super().__init__(table)
@@ -190,6 +190,6 @@ class _Append(Transaction):
         self._name = name
 
     def _rebuild_snapshot_updates(self) -> None:
-        """Check the newest table, on which PyIceberg bases the next attempt."""
+        """Check the newest version of the table, on which PyIceberg bases its next attempt."""
         _check_next(self._table.metadata, self._batch, self._name)
         super()._rebuild_snapshot_updates()

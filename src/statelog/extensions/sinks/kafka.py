@@ -1,5 +1,5 @@
 """
-`KafkaSink`: write rows and their batch record in one Kafka transaction.
+`KafkaSink`: writes rows and the record of their micro-batch in one Kafka transaction.
 
 The record is a committed offset of the group `statelog-<writer>` in the topic's first partition,
 and the metadata of that offset.  Kafka commits offsets of a transaction with its records.  The
@@ -60,7 +60,7 @@ _POLL_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Clients:
-    """The producer of a writer, and the consumer that reads its committed offset."""
+    """A writer's producer, and the consumer that reads the offset it committed."""
 
     producer: Producer
     consumer: Consumer
@@ -68,7 +68,7 @@ class _Clients:
 
 class KafkaSink:
     """
-    Writes to a Kafka topic; each micro-batch is one transaction.
+    Writes to a Kafka topic, with one transaction per micro-batch.
 
     The rows have the columns that Spark's own writer takes: `value`, and `key` if records have
     keys, each a string or binary.  Readers see whole micro-batches with
@@ -107,12 +107,12 @@ class KafkaSink:
         return {**self.__dict__, "_clients": {}}
 
     def last_committed(self, writer: str) -> DeliveredBatch | None:
-        """Abort transactions of earlier producers, and return *writer*'s newest micro-batch."""
+        """Abort transactions of earlier producers; return the newest micro-batch of *writer*."""
         with self._errors(writer, "cannot read the last batch of"):
             return self._last(self._open(writer))
 
     def write(self, batch: SinkBatch) -> None:
-        """Write rows and record in one transaction, unless a different driver has written."""
+        """Write the rows and the record in one transaction, unless a new driver has written."""
         values = _column(batch.rows, "value")
         keys = _column(batch.rows, "key")
         if values is None:
@@ -180,7 +180,7 @@ class KafkaSink:
 
     @contextlib.contextmanager
     def _errors(self, writer: str, what: str) -> Iterator[None]:
-        """Close the clients after an error: the next producer aborts open transactions."""
+        """Close the clients after an error, so that the next producer aborts open transactions."""
         try:
             yield
         except KafkaException as failure:
@@ -207,7 +207,7 @@ class KafkaSink:
 
 
 def _column(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
-    """Return a column of strings or bytes."""
+    """Return a column that contains strings or bytes."""
     if name not in rows.column_names:
         return None
     column = rows.column(name)

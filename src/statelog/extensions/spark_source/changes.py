@@ -1,4 +1,4 @@
-"""The view "changes": read the changes of checkpoints, as a batch or a stream."""
+"""The view "changes": reads the changes in checkpoints as a batch or a stream."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _BEFORE_ALL: Final[_Offset] = {_NUMBER: -1}
 
 
 def _offset_of(checkpoint: CompletedCheckpoint) -> _Offset:
-    """Return the offset that ends at a checkpoint."""
+    """Return the offset that ends after a checkpoint."""
     return {_NUMBER: checkpoint.checkpoint_id, _POSITION: checkpoint.position.to_text()}
 
 
 def _position_in(offset: _Offset) -> CheckpointPosition:
-    """Return the checkpoint at which an offset ends."""
+    """Return the checkpoint after which an offset ends."""
     if _POSITION not in offset:
         raise UsageError(
             f"the stream's offset {offset} does not contain a position: a different version "
@@ -69,7 +69,7 @@ class ChangesRead:
 
 
 class ChangesPart(InputPartition):
-    """The changes of some key groups, after one checkpoint and up to a later one."""
+    """The changes to some key groups after one checkpoint, up to a later one."""
 
     def __init__(self, after: int | str | None, upto: int | str, key_groups: KeyGroupRange) -> None:
         super().__init__((after, upto, key_groups))
@@ -84,7 +84,7 @@ class ChangeRows(DataSourceReader):
         self._between = after, upto
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition for each range of key groups."""
+        """Return one partition per range of key groups."""
         return [ChangesPart(*self._between, key_range) for key_range in self._read.ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -119,7 +119,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         self._last: CompletedCheckpoint | None = None
 
     def initialOffset(self) -> _Offset:
-        """Return the start of a new query: the reader's position, if it exists."""
+        """Return the start of a new query, which is the reader's position if there is one."""
         position = self._position()
         newest = None if position is None else position.current()
         begin = newest if newest is not None else self._start
@@ -131,7 +131,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         return self._begin
 
     def getDefaultReadLimit(self) -> Any:
-        """Return the limit of `maxCheckpointsPerTrigger`."""
+        """Return the limit that `maxCheckpointsPerTrigger` sets."""
         return read_limit(self._limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -139,7 +139,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         self._last = find_checkpoint(self._store())
 
     def latestOffset(self, start: _Offset | None = None, limit: object = None) -> _Offset:
-        """Return the checkpoint up to which the next micro-batch reads."""
+        """Return the last checkpoint that the next micro-batch reads."""
         begin = self._begin if start is None else start
         most = self._limit if limit is None else limit_of(limit)
         last = find_checkpoint(self._store()) if self._last is None else self._last
@@ -164,7 +164,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         return _offset_of(find_checkpoint(self._store()))
 
     def partitions(self, start: _Offset, end: _Offset) -> Sequence[InputPartition]:
-        """Return one partition for each range of key groups."""
+        """Return one partition per range of key groups."""
         self._begin = end
         if start == end:
             return []
@@ -185,7 +185,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
         return read_part(self._read, self._target, partition)
 
     def commit(self, end: _Offset) -> None:
-        """Advance the reader's position: everything up to *end* was processed."""
+        """Advance the reader's position, because everything up to *end* was processed."""
         position = self._position()
         if position is not None and end != _BEFORE_ALL:
             upto = _position_in(end)
@@ -196,7 +196,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
                 starting.remove()
 
     def _chain(self, after: CheckpointPosition, upto: int) -> list[CompletedCheckpoint]:
-        """Return the checkpoints after *after*, up to *upto*."""
+        """Return the checkpoints after *after* up to *upto*."""
         store = self._store()
         with self._behind(after.checkpoint_id):
             # Its state is where the changes begin.
@@ -211,7 +211,7 @@ class ChangeStream(DataSourceStreamReader, AvailableNow):
 
     @contextmanager
     def _behind(self, after: int) -> Iterator[None]:
-        """Raise an error that says what to do if the stream cannot continue."""
+        """Raise an error that explains how to proceed when the stream cannot continue."""
         try:
             yield
         except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""The options of the format statelog, each declared by a field of `SourceOptions`."""
+"""The options of the statelog format, each declared as a field of `SourceOptions`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RANGE: Final = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
 def _checkpoint(value: str) -> str:
-    """Return a number, a tag or a time unchanged."""
+    """Return a number, tag or time unchanged."""
     checkpoint = (value or LATEST).strip()
     if checkpoint.lower() in (LATEST, EARLIEST):
         return checkpoint.lower()
@@ -86,7 +86,7 @@ _CHANGES: Final = (CHANGES_VIEW,)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """
-    The options of `spark.read.format("statelog")`, and of `readStream`.
+    The options of the statelog format in `spark.read` and `readStream`.
 
     A checkpoint is given as a number, "latest", "earliest", the name of a tag, or a time of ISO
     8601: the newest retained one that was created at or before it.  Options of the store's client
@@ -142,7 +142,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, texts: Mapping[str, str]) -> SourceOptions:
-        """Return the options of a read."""
+        """Parse the options of a read."""
         entries, store = store_options((name, value, _FORMAT) for name, value in texts.items())
         values = read(entries, _NAMES.find)
         if not values.get("path", (None, "", None))[1]:
@@ -171,7 +171,7 @@ _NAMES: Final = Names(
 
 
 def _check_view(view: str, names: Collection[str]) -> None:
-    """Raise `InvalidOptionsError` for options that the view does not accept."""
+    """Raise `InvalidOptionsError` for options that the chosen view does not accept."""
     unused = [
         declared.name
         for declared in _OPTIONS

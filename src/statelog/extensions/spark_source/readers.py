@@ -1,4 +1,4 @@
-"""Read a location in partitions, which tasks read independently."""
+"""Read a location in partitions, which tasks can read independently."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Path = tuple[str, ...]
 
 
 def state_path(name: str) -> Path:
-    """Return the path of a flat column of state: a struct for its prefix, if it has one."""
+    """Return the path of a flat column of state, in a struct if it has a prefix."""
     prefix, dot, rest = name.partition(".")
     return (prefix, rest) if dot else (name,)
 
 
 def spark_schema(flat: pa.Schema) -> StructType:
-    """Return Spark's columns of *flat*, with columns of a common prefix as one struct."""
+    """Convert *flat* to Spark's columns, where columns with a common prefix form a struct."""
     fields = []
     for name, members in _members(flat).items():
         first = flat.field(members[0])
@@ -55,7 +55,7 @@ def spark_schema(flat: pa.Schema) -> StructType:
 
 
 def spark_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Convert *flat* to the columns of `spark_schema`, with the exact types of *target*."""
+    """Convert *flat* to the columns of `spark_schema`, with exactly the types of *target*."""
     columns = []
     for name, members in _members(flat.schema).items():
         kind = target.field(name).type
@@ -72,7 +72,7 @@ def spark_batch(flat: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def selected_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema:
-    """Return the columns that a user selected: `value`, or a field such as `value.amount`."""
+    """Return the columns that a user selected, such as `value` or the field `value.amount`."""
     if chosen is None:
         return flat
     names = {name for column in flat.names for name in (column, state_path(column)[0])}
@@ -86,7 +86,7 @@ def selected_columns(flat: pa.Schema, chosen: Sequence[str] | None) -> pa.Schema
 
 
 def _members(flat: pa.Schema) -> dict[str, list[int]]:
-    """Return the positions of the columns of each first name, in their order."""
+    """Return the positions of columns grouped by the first part of their name, in order."""
     positions: dict[str, list[int]] = {}
     for number, name in enumerate(flat.names):
         positions.setdefault(state_path(name)[0], []).append(number)
@@ -98,7 +98,7 @@ _PARTITION_BYTES: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A state location that each task opens by itself."""
+    """A state location that each task opens independently."""
 
     path: str
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
@@ -109,7 +109,7 @@ class Location:
 
 
 def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
-    """Return a micro-batch's newest retained checkpoint in the query's history."""
+    """Return the newest retained checkpoint of a micro-batch in the query's history."""
     listed = state.checkpoints()
     retained = [summary for summary in listed if summary.is_retained and not summary.is_given_up]
     for summary in reversed(retained):
@@ -126,7 +126,7 @@ def checkpoint_of_batch(state: LocationReader, batch_id: int) -> int:
 def ranges_of(
     reader: StateReader, wanted_groups: KeyGroupRange | None, partitions: int | None
 ) -> tuple[KeyGroupRange, ...]:
-    """Return the key groups of each partition of a read."""
+    """Return the key groups for each partition of a read."""
     key_groups = wanted_groups or reader.key_groups
     if key_groups.intersection(reader.key_groups) != key_groups:
         raise InvalidOptionsError(
@@ -138,7 +138,7 @@ def ranges_of(
 
 
 def only_variable(reader: StateReader) -> str:
-    """Return an operator's only variable, not counting timers."""
+    """Return the only variable of an operator, not counting timers."""
     variables = reader.variables()
     declared = [variable.name for variable in variables if not variable.kind.rules.fires]
     names = declared or [variable.name for variable in variables]
@@ -159,7 +159,7 @@ def key_groups_left(
     key: pa.Schema,
     operator: KeyGroupRange,
 ) -> KeyGroupRange:
-    """Return the key groups that may contain rows that pass *filters*."""
+    """Return the key groups that can contain rows that pass *filters*."""
     equal = _equalities(filters)
     key_groups = operator
     number = equal.get(state_path(KEY_GROUP_COLUMN))
@@ -174,7 +174,7 @@ def key_groups_left(
 
 
 def _equalities(filters: Iterable[object]) -> dict[tuple[str, ...], object]:
-    """Return the columns that are compared with one value; Spark 4.0 lacks filter classes."""
+    """Return the columns compared with a single value; Spark 4.0 lacks the filter classes."""
     values: dict[tuple[str, ...], object] = {}
     for condition in filters:
         if type(condition).__name__ == "EqualTo":
@@ -267,7 +267,7 @@ class StateRows(DataSourceReader):
         self._remaining = read.operator_key_groups
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition for each range of key groups."""
+        """Return one partition per range of key groups."""
         ranges = [key_range.intersection(self._remaining) for key_range in self._read.ranges]
         parts = [KeyGroups(key_range) for key_range in ranges if len(key_range)]
         # Spark takes no partitions for one without a value.
@@ -289,28 +289,28 @@ class StateRows(DataSourceReader):
 
 class FilteredStateRows(StateRows):
     """
-    Reads only the key groups that pass the query's filters.
+    Reads only the key groups that the query's filters can match.
 
     A class of its own, because Spark fails a reader with `pushFilters` while its setting
     spark.sql.python.filterPushdown.enabled is false, which is the default.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Choose key groups by *filters*; return all filters for Spark to apply."""
+        """Choose key groups by *filters*; return all filters, so that Spark applies them too."""
         read = self._read
         self._remaining = key_groups_left(filters, read.key, read.operator_key_groups)
         return filters
 
 
 class CheckpointRows(DataSourceReader):
-    """Reads one row for each checkpoint of a location."""
+    """Reads one row per checkpoint of a location."""
 
     def __init__(self, location: Location, target: pa.Schema) -> None:
         self._location = location
         self._target = target
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition: a listing is small."""
+        """Return a single partition, because a listing is small."""
         return [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -322,7 +322,7 @@ class CheckpointRows(DataSourceReader):
 
 
 def _row(summary: CheckpointSummary, created: Mapping[int, int | None]) -> dict[str, object]:
-    """Return a row; *created* contains each checkpoint's creation time in milliseconds."""
+    """Return one row; *created* has the creation time of each checkpoint in milliseconds."""
     row = {name: getattr(summary, name) for name in _SUMMARY_COLUMNS}
     parent = None if summary.parent_id is None else created.get(summary.parent_id)
     if parent is not None and summary.created_at_ms is not None:

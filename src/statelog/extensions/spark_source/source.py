@@ -1,4 +1,4 @@
-"""Resolve the checkpoint, variable and columns of a read."""
+"""Resolve which checkpoint, variable and columns a read refers to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from statelog.store.location import is_known, normalize_url
 @dataclass(frozen=True, slots=True)
 class _View:
     """
-    The resolved parameters of a read.
+    The parameters of a read after they are resolved.
 
     Args:
         columns: Its flat columns.
@@ -50,7 +50,7 @@ class _View:
 
 class StateSource:
     """
-    One read of a state location.
+    A single read of a state location.
 
     The newest checkpoint and the time by which values have expired are taken here, once, so that
     all tasks read the same.
@@ -69,11 +69,11 @@ class StateSource:
         return spark_schema(self._view.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of the rows."""
+        """Return a reader for the rows."""
         return self._view.reader(self._checked(schema))
 
     def stream(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a stream's rows; see `reader` for arguments and errors."""
+        """Return a reader for a stream of rows; arguments and errors as for `reader`."""
         if self._view.stream is None:
             raise UsageError(
                 'streaming reads with the format statelog return changes only: add .option("view", "changes")'
@@ -158,5 +158,5 @@ def _checkpoints(options: SourceOptions, location: Location) -> _View:
 
 
 def _given(options: SourceOptions, *names: str) -> str:
-    """Return the names of the options that were set, as text."""
+    """Format the names of the options that were set."""
     return ", ".join(name for name in names if getattr(options, name) is not None)

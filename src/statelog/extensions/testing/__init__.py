@@ -1,5 +1,5 @@
 """
-`ProcessorTester`: test or replay a processor without a Spark session.
+`ProcessorTester`: tests or replays a processor without a Spark session.
 
     processor_tester   PySpark's TwsTester with real state, time to live, timers and restarts
     memory_job         runs and commits real tasks over a state location in memory; the state of its keys

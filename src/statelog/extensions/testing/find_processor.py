@@ -1,5 +1,5 @@
 """
-Find the processor that a replay runs by the name that the user passes.
+Find the processor that a replay runs, by the name that the user specifies.
 
 A recording has the name of its processor too.  That name is stored data: it is shown to the user,
 and never imported.  The type of what the user names is checked before it is called.
@@ -24,7 +24,7 @@ from statelog.store.location import local_path, normalize_url
 
 def find_processor(name: str, *, location: str = "") -> StatefulProcessor:
     """
-    Return the processor that `module:Class` or `file.py:Class` names.
+    Return the processor with the name `module:Class` or `file.py:Class`.
 
     An instance will do too, and so will a function without arguments whose return annotation is a
     processor.  Modules are looked up as in any program, and at last in the working directory.
@@ -44,13 +44,13 @@ def find_processor(name: str, *, location: str = "") -> StatefulProcessor:
 
 
 def recorded_name(task: TaskRecording) -> str:
-    """Describe a recording's processor for a message."""
+    """Describe the processor of a recording, for a message."""
     source = f", of the file {task.source!r:.200}" if task.source else ""
     return f"{task.processor!r:.200}{source}"
 
 
 def refuse_no_processor(task: TaskRecording) -> NoReturn:
-    """Raise the error that asks for a replay's processor."""
+    """Raise an error that asks for the processor of a replay."""
     raise UsageError(
         "a replay needs the processor to run, as module:Class or file.py:Class (--processor). The "
         f"recording names {recorded_name(task)}; statelog never imports a recorded name, so pass it "
@@ -59,7 +59,7 @@ def refuse_no_processor(task: TaskRecording) -> NoReturn:
 
 
 def _made(name: str, target: object) -> StatefulProcessor:
-    """Return the processor that *target* is or creates; call nothing else."""
+    """Return the processor that *target* is or creates, without calling anything else."""
     if isinstance(target, StatefulProcessor):
         return target
     if isinstance(target, type):

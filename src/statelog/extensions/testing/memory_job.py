@@ -1,5 +1,5 @@
 """
-Run a query of one operator without Spark: real tasks over a state location in memory.
+Run a query of one operator without Spark: real tasks on a state location in memory.
 
 The tasks are the same as in Spark's workers, and the commits the same as on the driver.  A test
 writes and reads the state of a key as tuples, lists of tuples and dicts of tuples, which are
@@ -71,7 +71,7 @@ NO_TIMERS: Final = "timers require the ProcessingTime or EventTime time mode; th
 
 
 def type_of_key(key: object) -> pa.DataType:
-    """Infer the type of a key value; text for None, for which any type is possible."""
+    """Infer the type of a key value; None, which fits any type, becomes text."""
     if key is None:
         return pa.string()
     if type(key) is tuple:
@@ -84,7 +84,7 @@ def type_of_key(key: object) -> pa.DataType:
 def cells_given(
     codec: OperatorCodec, state: Mapping[str, object], expires: Mapping[str, object], now_ms: int
 ) -> Cells:
-    """Return the cells of a key for the given state."""
+    """Convert the given state of a key to cells."""
     cells: Cells = {}
     for name, value in state.items():
         state_id = state_id_of(codec, name)
@@ -95,7 +95,7 @@ def cells_given(
 
 
 def timers_given(codec: OperatorCodec, timers: Sequence[int]) -> Cells:
-    """Return the cell of timers; raise `UsageError` if the time mode has no timers."""
+    """Convert timers to a cell; raise `UsageError` if the time mode does not allow timers."""
     try:
         state_id = codec.schema.state_id(TIMERS_NAME)
     except KeyError:
@@ -138,7 +138,7 @@ def _cell(state: StateCodec, value: object, expires: object, now_ms: int) -> obj
 
 
 class KeyContent(NamedTuple):
-    """The state of a key by variable, its expiry times, and its timers, ascending."""
+    """The state of a key by variable, its expiry times, and its timers in ascending order."""
 
     state: dict[str, object]
     expiry: dict[str, object]
@@ -175,18 +175,18 @@ _LOGS_MAX: Final = 32
 
 
 class PlainExtensions(TaskExtensions):
-    """The extensions of a task in a test."""
+    """The extensions of a task that runs in a test."""
 
     def failed(self, error: ProcessorError) -> ProcessorError:
-        """Return the error without the advice for queries."""
+        """Return the error without the advice that applies only to queries."""
         return error
 
 
 class KeyHandle(TaskHandle):
-    """The handle of one key; its error for an unknown state names the existing ones."""
+    """The handle for one key; errors about an unknown state list the existing ones."""
 
     def _variable(self, asked: WantedVariable) -> BoundState:
-        """Return the state object; for a reducing or aggregating state, its accumulator."""
+        """Return the state object, or the accumulator of a reducing or aggregating state."""
         state_id = state_id_of(self._codec, asked.name)
         state = self._codec.states[state_id]
         if state.descriptor.kind is not asked.kind:
@@ -199,7 +199,7 @@ class KeyHandle(TaskHandle):
 
 class MemoryJob:
     """
-    Runs micro-batches of a processor, and commits them.
+    Runs the micro-batches of a processor, and commits them.
 
     Attributes: `codec`: the codec of the state; `store`: the location.
     """
@@ -239,7 +239,7 @@ class MemoryJob:
         self._begin()
 
     def _begin(self) -> None:
-        """Start a new worker, which reads all state again."""
+        """Start a new worker, which must read all state again."""
         self._worker = Worker(KeptStates(), self._extensions, owns_process=False)
         schema = OperatorStateSchema.from_json(self._location.schema)
         self._view = KeyedState(OperatorCodec(schema, make_row))
@@ -293,7 +293,7 @@ class MemoryJob:
 
     @property
     def _committed(self) -> tuple[str, ...]:
-        """The names of the log files that the newest checkpoint added."""
+        """The names of the log files added by the newest checkpoint."""
         base = self._base
         return tuple(
             log.state_handle_id for log in base.log if log.checkpoint_id == base.checkpoint_id
@@ -302,7 +302,7 @@ class MemoryJob:
     def _complete(
         self, log: ChangelogStateHandle | None, snapshot: MaterializedHandle | None = None
     ) -> CompletedCheckpoint:
-        """Complete the next checkpoint from the writes of a task or a test."""
+        """Complete the next checkpoint from what a task or a test wrote."""
         checkpoint_id = self._coordinator.next_checkpoint_id
         self._coordinator.trigger(checkpoint_id, [KEY_GROUPS])
         written = TaskStateSnapshot(KEY_GROUPS, log, snapshot)
@@ -315,7 +315,7 @@ class MemoryJob:
             self._write_snapshot(-1)
 
     def _write_snapshot(self, now_ms: int) -> None:
-        """Commit a snapshot of unexpired state, and delete the log before it."""
+        """Commit a snapshot of state that has not expired, and delete the log before it."""
         data = self._state().snapshot(KEY_GROUPS, {}, now_ms)
         path = PATHS.task_owned(RandomIds().new_id())
         self.store.put(path, data)
@@ -325,7 +325,7 @@ class MemoryJob:
         self._coordinator.clean_up()
 
     def restart(self, now_ms: int) -> None:
-        """Read the state from the log, write a snapshot of it, and read the snapshot."""
+        """Read the state from the log, write a snapshot of it, and read the snapshot back."""
         self._begin()
         self._write_snapshot(now_ms)
         self._begin()
@@ -369,7 +369,7 @@ class MemoryJob:
 
     @contextmanager
     def opened(self, place: Place, now_ms: int) -> Iterator[KeyHandle]:
-        """Return the handle of a key, and commit the changes of the block."""
+        """Yield the handle of a key, and commit the changes made in the block."""
         state = self._state()
         overlay = self._overlay()
         cursor = Cursor(now_ms)
@@ -396,7 +396,7 @@ class MemoryJob:
         return [{} for _ in self.codec.states]
 
     def _change(self, overlays: Mapping[int, Overlay]) -> None:
-        """Commit changes of a test; raises Arrow's errors if a value does not fit."""
+        """Commit changes made by a test; raises Arrow's errors if a value does not fit."""
         changes = self.codec.encode(overlays)
         if not len(changes):
             return
@@ -418,7 +418,7 @@ Open: TypeAlias = Callable[[object], AbstractContextManager[KeyHandle]]
 
 
 class TesterHandle(StateVariables):
-    """The handle of a tester, at the key of `setGroupingKey`."""
+    """The handle of a tester, for the key set by `setGroupingKey`."""
 
     def __init__(
         self,
@@ -439,11 +439,11 @@ class TesterHandle(StateVariables):
         self.grouping_key = key
 
     def setWatermark(self, watermarkMs: int) -> None:
-        """Reject timers up to this watermark; the tester's `setWatermark` calls this."""
+        """Reject timers up to this watermark; called by the tester's `setWatermark`."""
         self._watermark_ms = watermarkMs
 
     def _variable(self, asked: WantedVariable) -> object:
-        """Return the state variable of the current key; raises for an unknown one."""
+        """Return a state variable for the current key; raises if the variable is unknown."""
         with self._open_key(self.grouping_key) as handle:
             handle.variable(asked)
         return _KEYED[asked.kind](self, asked)
@@ -460,7 +460,7 @@ class TesterHandle(StateVariables):
         return self._open_key(self.grouping_key)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer of the current key, later than the watermark."""
+        """Register a timer for the current key, later than the watermark."""
         with self._timers() as handle:
             if self._time_mode == "eventtime" and expiryTimestampMs <= self._watermark_ms:
                 raise WrongTimeError(
@@ -475,7 +475,7 @@ class TesterHandle(StateVariables):
             handle.deleteTimer(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
-        """Return the timers of the current key, ascending."""
+        """Return the timers of the current key in ascending order."""
         with self._timers() as handle:
             return handle.listTimers()
 
@@ -496,7 +496,7 @@ class TesterHandle(StateVariables):
 
 
 def _keyed(sparks: type[BoundState]) -> type:
-    """Return a class of state objects that use a tester's current key."""
+    """Return a class of state objects that use the current key of a tester."""
 
     def method(name: str) -> Callable[..., object]:
         def call(self: Any, *args: Any) -> Any:

@@ -1,5 +1,5 @@
 """
-Run a `StatefulProcessor` in a unit test without Spark or a JVM.
+Run a `StatefulProcessor` in a unit test, without Spark or a JVM.
 
 Each call is one micro-batch: the task that runs in Spark's workers, over a state location in
 memory, and a commit.  `restart` reads the state back from the log, then from a snapshot.
@@ -168,7 +168,7 @@ class ProcessorTester:
         watermarkMs: int | None = None,
     ) -> None:
         """
-        Start in the middle of a stream: set times and the whole state of a key; run nothing.
+        Start in the middle of a stream: set the times and all state of a key, and run nothing.
 
         Args:
             key: The key.
@@ -199,7 +199,7 @@ class ProcessorTester:
 
     def test(self, key: object, input: list[Row], *, initialState: Sequence[Row] = ()) -> list[Row]:
         """
-        Run one micro-batch of one key through a processor of Rows.
+        Run one micro-batch with rows of one key, for a processor of Rows.
 
         Args:
             key: The key: one value, or a tuple of the values of several key columns.
@@ -226,7 +226,7 @@ class ProcessorTester:
     def testInPandas(
         self, key: object, input: pd.DataFrame, *, initialState: Sequence[pd.DataFrame] = ()
     ) -> pd.DataFrame:
-        """Run one micro-batch through a processor of pandas frames; like `test`, with frames."""
+        """Run one micro-batch for a processor of pandas frames; like `test`, but with frames."""
         self._refuse_tables()
         self._in_pandas = True
         self.handle.setGroupingKey(key)
@@ -239,7 +239,7 @@ class ProcessorTester:
 
     def testColumns(self, rows: object, *, initialState: object = None) -> pa.Table:
         """
-        Run one micro-batch of many keys through a `ColumnarProcessor`.
+        Run one micro-batch with rows of many keys, for a `ColumnarProcessor`.
 
         Args:
             rows: All columns of the input, the key's by the names of keySchema: an Arrow
@@ -271,7 +271,7 @@ class ProcessorTester:
 
     def testNoData(self) -> Any:
         """
-        Run one micro-batch without rows, in which due timers fire.
+        Run one micro-batch without rows, which fires the timers that are due.
 
         Returns:
             What the processor yields: rows, or a frame after `testInPandas`.
@@ -280,7 +280,7 @@ class ProcessorTester:
 
     def typedOutput(self, produced: object, *, timeZone: str = "UTC") -> list[Row]:
         """
-        Convert rows or a frame to *outputStructType*, as for the sink.
+        Convert rows or a frame to *outputStructType*, as is done for the sink.
 
         Times are in UTC, structs are dicts.
 
@@ -316,7 +316,7 @@ class ProcessorTester:
         self, name: str, table: object, schema: StructType | str | None = None
     ) -> None:
         """
-        Set a broadcast table for the following micro-batches.
+        Set a broadcast table for the micro-batches that follow.
 
         Args:
             name: The table.
@@ -333,7 +333,7 @@ class ProcessorTester:
 
     def setProcessingTime(self, currentTimeMs: int) -> Any:
         """
-        Advance processing time, and fire the due timers.
+        Advance the processing time, and fire the timers that become due.
 
         Args:
             currentTimeMs: The new time in milliseconds; 0 at the beginning.
@@ -348,13 +348,13 @@ class ProcessorTester:
         return self.testNoData()
 
     def setWatermark(self, currentWatermarkMs: int) -> Any:
-        """Advance the watermark, and fire the due timers; see `setProcessingTime`."""
+        """Advance the watermark, and fire the timers that become due; see `setProcessingTime`."""
         self._watermark_ms = self._moved("setWatermark", self._watermark_ms, currentWatermarkMs)
         self.handle.setWatermark(self._watermark_ms)
         return self._in_form(self._run([], []))
 
     def restart(self) -> None:
-        """Read the state back from the log, then from a snapshot."""
+        """Read the state back from the log, and then from a snapshot."""
         if self._memory_job is not None:
             self._memory_job.restart(self._now())
 
@@ -396,16 +396,16 @@ class ProcessorTester:
             return dict(handle.getMapState(stateName, "", "").iterator())
 
     def peekTimers(self, key: object) -> list[int]:
-        """Return the timers of *key*, ascending."""
+        """Return the timers of *key* in ascending order."""
         self.handle.setGroupingKey(key)
         return list(self.handle.listTimers())
 
     def stateOf(self, key: object) -> dict[str, Any]:
-        """Return all state of *key* that is not empty, in the form that `begin` takes."""
+        """Return all state of *key* that is not empty, in the form that `begin` accepts."""
         return self._content(key).state
 
     def expiryOf(self, key: object) -> dict[str, Any]:
-        """Return when the state of *key* expires, in the form that `begin` takes."""
+        """Return when the state of *key* expires, in the form that `begin` accepts."""
         return self._content(key).expiry
 
     def deleteState(self, stateName: str, key: object) -> None:
@@ -427,7 +427,7 @@ class ProcessorTester:
         return self._opened(values).place(values)
 
     def _is_whole_key(self, value: tuple[object, ...]) -> bool:
-        """Return whether a tuple contains the values of all key columns."""
+        """Return whether a tuple contains a value for every key column."""
         keys = self._keys
         if keys is None:
             return False
@@ -446,14 +446,14 @@ class ProcessorTester:
         return self._memory_job
 
     def _input(self, rows: Sequence[KeyRows]) -> GivenRows:
-        """Return the rows (or frames) of some keys as an input."""
+        """Convert the rows or frames of some keys to an input."""
         task_input = GivenRows()
         for key, of_key in rows:
             task_input.add(*self._place(key), of_key)
         return task_input
 
     def _run(self, rows: Sequence[KeyRows], initial: Sequence[KeyRows]) -> Any:
-        """Run one micro-batch over the rows (or frames) of some keys."""
+        """Run one micro-batch on the rows or frames of some keys."""
         if self._face.test_tables is not None:
             return self._face.test_tables(self, None, None)
         task_input = self._input(rows)
@@ -467,7 +467,7 @@ class ProcessorTester:
         return collected.produced
 
     def _task(self, rows: GivenFormat, output: pa.Schema | None) -> list[pa.RecordBatch]:
-        """Run the task of the next micro-batch, and commit it; return its output."""
+        """Run the task of the next micro-batch, commit it, and return its output."""
         self._batch_id += 1
         extras = {**self._declared.extras, "broadcasts": self._broadcasts}
         job = self._opened(())
@@ -501,7 +501,7 @@ class ProcessorTester:
         return new
 
     def _in_form(self, produced: object) -> Any:
-        """Return rows unchanged, and join frames."""
+        """Return rows unchanged, but join frames."""
         if not self._in_pandas:
             return produced
         import pandas as pd

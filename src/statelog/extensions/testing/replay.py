@@ -1,5 +1,5 @@
 """
-Replay a key's recorded input through the current processor.
+Replay a key's recorded input through the processor in its current form.
 
 Each recorded micro-batch is one step.  A step begins with the recorded state and timers of the key,
 at the recorded times, and runs the recorded rows and the timers that were due.  What comes out is
@@ -65,7 +65,7 @@ _METHODS: Final = ("handleExpiredTimer", "handleInitialState", "handleInputRows"
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """
-    The result of a step, and the state before it.
+    The result of a step, and the state before the step.
 
     Args:
         state: State by variable, as `ProcessorTester.stateOf`.
@@ -83,7 +83,7 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """
-    A difference from the recording.
+    A difference between a replay and the recording.
 
     Args:
         what: "output", "timers", "error", or "state" and the name of a variable.
@@ -99,7 +99,7 @@ class Difference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedStep:
     """
-    One micro-batch of a key, recorded and replayed.
+    One micro-batch of a key, as recorded and as replayed.
 
     Args:
         recorded: The recording.
@@ -125,7 +125,7 @@ class ReplayedStep:
 
     @property
     def checkpoint_id(self) -> int:
-        """The checkpoint of the micro-batch; for a failure, the one it would have created."""
+        """The micro-batch's checkpoint, which a failed micro-batch would have created."""
         return self.recorded.task.checkpoint_id
 
 
@@ -191,7 +191,7 @@ def recorded_steps(
     since: CheckpointName | None = None,
 ) -> list[RecordedStep]:
     """
-    Return a key's recorded steps; see `replay` for arguments and errors.
+    Return a key's recorded steps; arguments and errors as for `replay`.
 
     *unreadable* receives the recordings that are left out.
     """
@@ -223,7 +223,7 @@ def recorded_steps(
 def _with_broadcasts(
     store: ObjectStore, steps: Sequence[RecordedStep], unreadable: list[UnreadableAttachment]
 ) -> Iterator[RecordedStep]:
-    """Yield steps with the broadcast tables that they read, unless a table is missing."""
+    """Yield steps with the broadcast tables that they read, skipping steps that lack one."""
     tables: dict[str, pa.Table] = {}
     for step in steps:
         entries = step.task.broadcasts
@@ -248,7 +248,7 @@ def replay_step(
     run: Callable[[Callable[[], StepResult]], StepResult] = lambda call: call(),
 ) -> ReplayedStep:
     """
-    Replay one recorded step.
+    Replay a single recorded step.
 
     *run* calls the function that runs it: a debugger may call it in its own way.
     """
@@ -285,7 +285,7 @@ def replay_step(
 
 class _CheckedRun(ProcessorRun):
     """
-    A run that ends a call whose rows do not fit.
+    A run that ends a call as soon as its rows do not fit the output.
 
     It checks what a call changed before what it yielded, as `IsolatingRun` does.
     """
@@ -296,7 +296,7 @@ class _CheckedRun(ProcessorRun):
 
 
 class _CheckedCalls(PlainExtensions):
-    """The extensions of a step that failed in a call for rows, before a timer fired."""
+    """The extensions for a step that failed in a call for rows, before any timer fired."""
 
     def new_run(
         self,
@@ -340,7 +340,7 @@ class _Replay:
         return cells_in(self._memory_job.codec, self._step.task.schema, table)[0]
 
     def result(self, state: pa.Table | Cells, output: Sequence[Row] = ()) -> StepResult:
-        """Return a result, from the key's cells or from one row of a recorded table."""
+        """Return a result, built from a key's cells or from one row of a recorded table."""
         cells = self._cells(state) if isinstance(state, pa.Table) else state
         return StepResult(*content_of(self._memory_job.codec, cells, self._now_ms), output)
 
@@ -362,7 +362,7 @@ class _Replay:
         return self.result(self._memory_job.cells(self._place), output)
 
     def _input(self, table: pa.Table, keys: tuple[int, ...], first: int) -> KeyedInput:
-        """Convert recorded rows to a task's input, which starts with the key group."""
+        """Convert recorded rows to the input of a task, whose first column is the key group."""
         read = self._row_format.input(InputLayout(keys, first), self._memory_job.codec.key)
         groups = pa.array([self._place[0]] * table.num_rows, pa.int32())
         read.read(table.set_column(0, INPUT_KEY_GROUP_COLUMN, groups).to_batches())
@@ -431,7 +431,7 @@ def _differences(
 
 
 def _is_of_same_kind(recorded: Failure, failed: ProcessorError) -> bool:
-    """Return whether a call failed as recorded."""
+    """Return whether a call failed in the same way as recorded."""
     kind, text = error_text(failed)
     if recorded.error != kind or not recorded.message:
         return recorded.error == kind and recorded.message == text
@@ -464,7 +464,7 @@ def debug_step(
     stdout: IO[str] | None = None,
 ) -> None:
     """
-    Open the debugger at the first difference of a step, or at its error.
+    Open the debugger at the first difference in a step, or at its error.
 
     A step that fails is opened where the processor raised.  A step that differs is run again, and
     stops where the processor is called.

@@ -1,5 +1,5 @@
 """
-The input and the output of a task in a test.
+The input and output of a task in a test.
 
 The rows, frames or tables that the test gives and gets.
 """
@@ -55,29 +55,29 @@ class GivenFormat:
 
 
 class GivenRows:
-    """The rows (or frames) of a few keys, as a task's input."""
+    """The rows or frames of a few keys, as the input of a task."""
 
     def __init__(self) -> None:
         self._by_group: dict[int, dict[Key, tuple[Key, list[RowLike]]]] = {}
         self.row_count = 0
 
     def add(self, key_group: int, key: Key, user_key: Key, rows: Iterable[RowLike]) -> None:
-        """Add rows (or frames) of one key."""
+        """Add rows or frames of one key."""
         self._by_group.setdefault(key_group, {}).setdefault(key, (user_key, []))[1].extend(rows)
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read nothing: `add` gets the rows."""
+        """Do nothing, because `add` has already supplied the rows."""
 
     def key_groups(self) -> list[int]:
-        """Return the key groups that have rows, ascending."""
+        """Return the key groups that have rows, in ascending order."""
         return sorted(self._by_group)
 
     def table_keys(self, key_group: int) -> list[Key]:
-        """Return the keys as tables store them."""
+        """Return the keys in the form in which tables store them."""
         return list(self._by_group.get(key_group, {}))
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
-        """Yield each key in both its forms, with its rows."""
+        """Yield each key in both of its forms, with its rows."""
         for key, (user_key, rows) in self._by_group.get(key_group, {}).items():
             yield key, user_key, iter(rows)
 
@@ -112,11 +112,11 @@ class CollectedOutput(GivenFormat):
         return len(self.items)
 
     def extend(self, produced: Iterable[RowLike]) -> None:
-        """Run one call's generator, and collect its results; copy frames, as in a task."""
+        """Collect the results of one call's generator, copying frames as in a task."""
         self.items += (item.copy() if is_frame(item) else item for item in produced)
 
     def batch(self) -> pa.RecordBatch:
-        """Return a batch without rows; Rows that do not fit the output raise `UnfitOutputError`."""
+        """Return a batch without rows; raise `UnfitOutputError` for Rows that do not fit."""
         if self._check is not None and not any(map(is_frame, self.items)):
             output = self._check()
             output.extend(self.items)
@@ -124,7 +124,7 @@ class CollectedOutput(GivenFormat):
         return pa.RecordBatch.from_arrays([], names=[])
 
     def clear(self) -> None:
-        """Return the items."""
+        """Discard the collected items, and return them."""
         self.produced += self.items
         self.items.clear()
 
@@ -135,7 +135,7 @@ def is_frame(item: object) -> TypeGuard[pd.DataFrame]:
 
 
 def typed_rows(produced: object, columns: StructType, batch_id: int, timezone: str) -> list[Row]:
-    """Convert a processor's results to rows of the output's types."""
+    """Convert a processor's results to rows with the types of the output."""
     items = produced if isinstance(produced, list) else [produced]
     in_pandas = items is not produced or any(map(is_frame, items))
     row_format = format_of(in_pandas=in_pandas, timezone=timezone, columns=columns)
@@ -157,7 +157,7 @@ def format_of(
 
 def rows_as(schema: StructType, rows: object, name: str) -> pa.Table:
     """
-    Convert a list of Rows or dicts to a table with a schema.
+    Convert a list of Rows or dicts to a table that has a schema.
 
     Raises `UsageError` if it does not fit.
     """
@@ -173,7 +173,7 @@ def rows_as(schema: StructType, rows: object, name: str) -> pa.Table:
 
 
 def side_rows(additions: Iterable[Addition], store: ObjectStore) -> Mapping[str, list[Row]]:
-    """Return the rows that a task emitted, by side output."""
+    """Return the rows that a task emitted, grouped by side output."""
     rows: dict[str, list[Row]] = {}
     for addition in additions:
         data = (store.get(addition.file.path),) if addition.file else addition.data
@@ -184,7 +184,7 @@ def side_rows(additions: Iterable[Addition], store: ObjectStore) -> Mapping[str,
 
 
 def rows_in(table: pa.RecordBatch | pa.Table) -> list[Row]:
-    """Return the rows of a table; times are aware, structs are dicts."""
+    """Return the rows of a table; times have time zones, and structs are dicts."""
     names = table.schema.names
     columns = [column.to_pylist() for column in table.columns]
     return [make_row(names, values) for values in zip(*columns, strict=True)]

@@ -1,5 +1,5 @@
 """
-`aggregate`: running aggregates of a stream, by key and window, in columns.
+`aggregate`: computes running aggregates of a stream by key and window, in columns.
 
 Spark aggregates each micro-batch in the JVM, and only the distinct keys with their partial results
 are sent to the tasks, which combine them with the state.  Here the arguments are checked, and each
@@ -60,7 +60,7 @@ def aggregate(
     **settings: Unpack[OperatorSettings],
 ) -> DataFrame:
     """
-    Compute running aggregates by key, and by window of event time.
+    Compute running aggregates by key, and by windows of event time.
 
     The results have the types that Spark's own functions give them.  Output columns are the keys,
     then the aggregates.
@@ -148,7 +148,7 @@ def _no_end(plan: AggregationPlan) -> UsageError:
 
 
 def named_aggregates(values: Sequence[object]) -> dict[str, Aggregate]:
-    """Return the aggregates of a call by the names of their output columns."""
+    """Return the aggregates passed to a call, by the names of their output columns."""
     if not values:
         raise UsageError("aggregate needs at least one aggregate, such as count().alias('n')")
     aggregates: dict[str, Aggregate] = {}
@@ -190,7 +190,7 @@ def _aggregate(value: object) -> Aggregate:
 
 
 def _instead_of(expression: str) -> str:
-    """Return the replacement for a Spark expression in text form."""
+    """Suggest what to use in place of a Spark expression, given as text."""
     call = re.search(r"\b([a-z_]+)\((.*)\)", expression, re.DOTALL)
     function, argument = ("", "") if call is None else call.groups()
     ours = next((name for name, sparks in _SPARKS.items() if function in sparks), None)

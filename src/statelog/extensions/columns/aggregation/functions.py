@@ -34,7 +34,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """An aggregate and its columns; the functions of `statelog.spark.functions` return it."""
+    """An aggregate of columns, as returned by the functions in `statelog.spark.functions`."""
 
     kind: AggregateKind
     arguments: tuple[ColumnOrName, ...] = ()
@@ -53,7 +53,7 @@ class Aggregate:
                 )
 
     def alias(self, name: str) -> Aggregate:
-        """Return the aggregate with the name of its output column."""
+        """Return the aggregate with a name for its output column."""
         if not isinstance(name, str) or not name:
             raise UsageError(f"{self.kind.title}: alias takes a column name, not {name!r}")
         return replace(self, name=name)
@@ -63,7 +63,7 @@ class Aggregate:
 
 
 def _written(function: Callable[P, Aggregate]) -> Callable[P, Aggregate]:
-    """Return the function, with aggregates that record the text of their call."""
+    """Wrap a function so that its aggregates record the text of the call."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Aggregate:
@@ -166,7 +166,7 @@ def variance(column: ColumnOrName) -> Aggregate:
 @_written
 def first(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     """
-    Keep the value of the row with the smallest value in another column.
+    Keep the value from the row that has the smallest value in a second column.
 
     Example:
         aggregate(events.groupBy("customer"), F.first("amount", by="at").alias("first"))
@@ -182,7 +182,7 @@ def first(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
 @_written
 def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
     """
-    Keep the value of the row with the largest value in another column.
+    Keep the value from the row that has the largest value in a second column.
 
     Example:
         aggregate(events.groupBy("customer"), F.last("amount", by="at").alias("last"))
@@ -198,7 +198,7 @@ def last(column: ColumnOrName, by: ColumnOrName) -> Aggregate:
 @_written
 def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
     """
-    Keep the row with the largest value in a column, as a struct.
+    Keep the row that has the largest value in a column, as a struct.
 
     Example:
         aggregate(events.groupBy("customer"), F.latest_row("at", "amount").alias("newest"))
@@ -216,7 +216,7 @@ def latest_row(by: ColumnOrName, *columns: str) -> Aggregate:
 @_written
 def top_k(column: ColumnOrName, k: int, by: ColumnOrName | None = None) -> Aggregate:
     """
-    Keep the values of the rows with the largest values in another column, largest first.
+    Keep the values from the rows with the largest values in a second column, largest first.
 
     Example:
         aggregate(events.groupBy("customer"), F.top_k("amount", 3).alias("largest"))

@@ -1,5 +1,5 @@
 """
-The rules of each aggregate: its expressions in Spark, and its arithmetic on columns.
+How each aggregate works: its expressions in Spark, and its arithmetic on columns.
 
 A kind holds neither a column nor a session, so that it can be pickled into a task.  The arithmetic
 on Arrow arrays is Spark's: its order of values, and nulls that are left out.
@@ -50,38 +50,38 @@ Parts = Mapping[str, pa.Array]
 
 class AggregateKind(Protocol):
     """
-    The rules of one aggregate function.
+    How one aggregate function works.
 
     A part's name is "" where an aggregate has only one, which is then named as the result.
     """
 
     @property
     def title(self) -> str:
-        """The function's name in messages."""
+        """The name of the function in messages."""
 
     def bind(self, types: Sequence[DataType], *, is_ansi: bool) -> Self:
         """
-        Return the rules for these argument types; reject types that the function does not accept.
+        Adapt the function to these argument types; reject types that it does not accept.
 
         *is_ansi*: whether Spark reports an overflow as an error.
         """
 
     def whole(self, arguments: Sequence[str]) -> str:
-        """Return the same aggregate as Spark SQL, over all rows at once."""
+        """Return Spark SQL for the same aggregate, computed over all rows at once."""
 
     def partials(self, arguments: Sequence[str]) -> Mapping[str, str]:
-        """Return the parts of the state as Spark SQL, over the rows of one micro-batch."""
+        """Return Spark SQL for the parts of the state, computed over one micro-batch."""
 
     def combine(self, left: Parts, right: Parts) -> Parts:
         """Combine the states of two groups of rows, element by element."""
 
     def result(self, state: Parts, kind: pa.DataType) -> pa.Array:
-        """Return the values of the aggregate, in the type that Spark gives it."""
+        """Compute the aggregate from its state, in the type that Spark gives it."""
 
 
 def is_after(left: pa.Array, right: pa.Array) -> pa.Array:
     """
-    Return where *left* is greater than *right*; False where either is null.
+    Return where *left* is greater than *right*; False if either is null.
 
     As in Spark, NaN is greater than every other number and equal to itself.
     """
@@ -93,7 +93,7 @@ def is_after(left: pa.Array, right: pa.Array) -> pa.Array:
 
 def replaces(new: pa.Array, old: pa.Array, *, is_least: bool, is_tie_new: bool = False) -> pa.Array:
     """
-    Return where a new value replaces an old one as the smallest or the largest.
+    Return where a new value is to replace an old one as the smallest or largest.
 
     A null replaces no value, and any value replaces a null.  *is_tie_new*: whether a new value
     replaces an equal one.
@@ -105,7 +105,7 @@ def replaces(new: pa.Array, old: pa.Array, *, is_least: bool, is_tie_new: bool =
 
 def added(left: pa.Array, right: pa.Array, *, is_ansi: bool) -> pa.Array:
     """
-    Add two columns of longs, doubles or decimals; if one value is null, return the other.
+    Add two columns of longs, doubles or decimals; if one value is null, use the other.
 
     A sum of longs that overflows raises `pyarrow.ArrowInvalid` in ANSI mode; else it wraps, as in
     Spark.
@@ -123,7 +123,7 @@ def added(left: pa.Array, right: pa.Array, *, is_ansi: bool) -> pa.Array:
 
 
 def _decimals_added(left: pa.Array, right: pa.Array) -> pa.Array:
-    """Return the sums in the same type; null where a sum does not fit."""
+    """Return the sums in the same decimal type; null where a sum does not fit."""
     kind = left.type
     wide = pa.decimal256(kind.precision, kind.scale)
     sums = pc.add(left.cast(wide), right.cast(wide))
@@ -135,13 +135,13 @@ def _decimals_added(left: pa.Array, right: pa.Array) -> pa.Array:
 
 
 def counts(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return a column of longs, 0 where it is null."""
+    """Convert a column to longs, with 0 for null."""
     filled: npt.NDArray[np.int64] = pc.fill_null(column, 0).to_numpy()
     return filled
 
 
 def doubles(column: pa.Array) -> Floats:
-    """Return a column of doubles, 0 where it is null."""
+    """Convert a column to doubles, with 0 for null."""
     filled: Floats = pc.fill_null(column, 0.0).to_numpy()
     return filled
 
@@ -152,14 +152,14 @@ _BY_DESCENDING: Final = "(l, r) -> CASE WHEN l.by > r.by THEN -1 WHEN l.by < r.b
 
 
 def is_ordered(kind: DataType) -> bool:
-    """Return whether Arrow orders the values of a type, and does so as Spark does."""
+    """Return whether Arrow can order the values of a type, in the same order as Spark."""
     collation = getattr(kind, "collation", _PLAIN_COLLATION)
     return isinstance(kind, _ORDERED) and collation == _PLAIN_COLLATION
 
 
 def check_ordered(title: str, kind: DataType, verb: str = "orders") -> None:
     """
-    Reject a type whose values Arrow orders differently from Spark.
+    Reject a type whose values Arrow and Spark order differently.
 
     *verb* says what *title* does.
     """
@@ -172,7 +172,7 @@ def check_ordered(title: str, kind: DataType, verb: str = "orders") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
-    """The smallest or the largest value that is not null."""
+    """The smallest or the largest of the values that are not null."""
 
     is_least: bool
 
@@ -201,7 +201,7 @@ class Extreme:
 @dataclass(frozen=True, slots=True)
 class ValueBy:
     """
-    The value of the row with the smallest or largest value in another column.
+    The value from the row with the smallest or largest value in a second column.
 
     The arguments are that column, then the values.  Rows in which that column is null do not count;
     a value that is null does.  With *names* the result is a struct of all values.
@@ -247,7 +247,7 @@ class ValueBy:
 @dataclass(frozen=True, slots=True)
 class TopK:
     """
-    The values of the *k* rows with the largest values in another column, largest first.
+    The values from the *k* rows with the largest values in a second column, in order.
 
     The arguments are that column and the value.  Of rows with equal ones, those with the greater
     value are kept; rows of earlier micro-batches where values are not ordered, in Spark as in
@@ -298,14 +298,14 @@ class TopK:
 
 
 def _flat(lists: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return the elements of a list column, and the row of each element."""
+    """Return the elements of a list column, and the row to which each element belongs."""
     return pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
 
 
 def _by_rank(
     owner: npt.NDArray[np.int64], rows: pa.Array, names: Sequence[str]
 ) -> npt.NDArray[np.int64]:
-    """Return the order of rows by owner, and within an owner by *fields*, largest first."""
+    """Return the order of rows by owner and, for each owner, by *fields*, largest first."""
     columns: dict[str, pa.Array] = {"owner": pa.array(owner)}
     keys = [("owner", "ascending")]
     for name in names:
@@ -324,7 +324,7 @@ def _by_rank(
 
 
 def _check_numbers(title: str, kind: DataType) -> None:
-    """Raise `UsageError` for values that Spark cannot add or adds as intervals."""
+    """Raise `UsageError` for values that Spark cannot add, or that it adds as intervals."""
     if not isinstance(kind, NumericType | StringType):
         raise UsageError(f"{title} takes numbers, not {kind.simpleString()}: cast the column")
 
@@ -353,7 +353,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class _OfNumbers:
-    """An aggregate of numbers."""
+    """The base of aggregates of numbers."""
 
     title: str
     is_decimal: bool = False
@@ -394,7 +394,7 @@ class Sum(_OfNumbers):
 
 
 def _decimal_sums(left: Parts, right: Parts, title: str, *, is_ansi: bool) -> Parts:
-    """Return the sums of decimals, permanently null after an overflow; raise in ANSI mode."""
+    """Add decimals; after an overflow, the sum stays null, or an error is raised in ANSI mode."""
     before = pc.fill_null(left["some"], False)
     has_value = pc.or_(before, right["some"])
     sums = added(left["sum"], right["sum"], is_ansi=is_ansi)
@@ -458,7 +458,7 @@ def _decimal_means(sums: pa.Array, number: Sequence[int], kind: pa.DataType) -> 
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """The sample variance; its state is combined by Chan's formula, as in Spark."""
+    """The sample variance, whose states are combined by Chan's formula, as in Spark."""
 
     title: str = "variance"
 
@@ -503,7 +503,7 @@ _HASHED = "CASE WHEN {0} IS NOT NULL THEN xxhash64({0}) END"
 
 
 def log_of_buckets(rsd: float) -> int:
-    """Return log2 of the number of buckets for a relative standard deviation."""
+    """Return log2 of the number of buckets needed for a relative standard deviation."""
     log_buckets = math.ceil(2 * math.log2(1.04 / rsd)) if 0 < rsd < 1 else 0
     if rsd >= 1 or rsd <= 0 or log_buckets > _MOST:
         raise UsageError(

@@ -1,5 +1,5 @@
 """
-Plan the aggregates of one call: input columns, partial results, state and output.
+Plan the aggregates of a call: input columns, partial results, state and output.
 
 Spark itself computes all types, by analysing the aggregation it would run.
 """
@@ -36,7 +36,7 @@ _ANSI: Final = "spark.sql.ansi.enabled"
 @dataclass(frozen=True, slots=True)
 class AggregationPlan:
     """
-    The plan of one call.
+    The plan for one call of `aggregate`.
 
     Args:
         keyed: The keys and the arguments of the aggregates, without a key group.
@@ -75,7 +75,7 @@ class AggregationPlan:
 
 
 def plan_aggregates(grouping: Grouping, aggregates: Mapping[str, Aggregate]) -> AggregationPlan:
-    """Plan the aggregates of a grouped frame, keyed by output column name."""
+    """Plan the aggregates of a grouped frame, given by output column name."""
     frame = grouping.frame
     key_schema = _key_schema(grouping)
     keys = tuple(f"{_KEY}{number}" for number in range(len(grouping.columns)))
@@ -107,7 +107,7 @@ def _planned(
     kinds: Mapping[str, AggregateKind],
     arguments: Mapping[str, Sequence[str]],
 ) -> AggregationPlan:
-    """Plan aggregates over a frame of keys and arguments, with the types that Spark computes."""
+    """Plan aggregates over a frame of keys and arguments, with types determined by Spark."""
     wholes = tuple(kind.whole(arguments[name]) for name, kind in kinds.items())
     merged, partials = _with_parts(kinds, arguments)
     results = [(sql, f"{_WHOLE}{number}") for number, sql in enumerate(wholes)]
@@ -145,7 +145,7 @@ def _with_parts(
     kinds: Mapping[str, AggregateKind], arguments: Mapping[str, Sequence[str]]
 ) -> tuple[tuple[NamedAggregate, ...], tuple[tuple[str, str], ...]]:
     """
-    Return the aggregates with their parts, and the partial results.
+    Return the aggregates with the parts of their state, and the partial results.
 
     SQL and name of each part.
     """
@@ -162,7 +162,7 @@ def _with_parts(
 
 
 def _key_schema(grouping: Grouping) -> StructType:
-    """Return the keys as Spark names them, with their metadata."""
+    """Return the schema of the keys, with names and metadata from Spark."""
     refuse_unread_types(grouping.frame)
     schema = grouping_keys(grouping.frame.select(*grouping.columns).schema)
     for field in schema:
@@ -175,7 +175,7 @@ def _key_schema(grouping: Grouping) -> StructType:
 
 
 def _event_time(keys: StructType) -> int | None:
-    """Return the position of the key column with the watermark."""
+    """Return the position of the key column that has the watermark."""
     name = event_time_column(keys)
     if name is None:
         return None
@@ -194,7 +194,7 @@ def _arguments(aggregate: Aggregate, frame: DataFrame) -> list[Column]:
 
 
 def _bound(aggregate: Aggregate, frame: DataFrame) -> AggregateKind:
-    """Return the kind; fill in the names of all columns if none was named."""
+    """Return the kind for the argument types; without arguments, use all columns."""
     return aggregate.kind if aggregate.of_row is None else aggregate.of_row(frame.columns)
 
 

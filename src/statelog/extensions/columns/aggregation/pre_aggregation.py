@@ -63,7 +63,7 @@ task and two took the same time at 300,000 events, with some 18 ms of work."""
 @dataclass(frozen=True, slots=True)
 class PreAggregation:
     """
-    The partial results of a micro-batch by key: key columns, and named SQL expressions.
+    A micro-batch's partial results by key: the key columns, and named SQL expressions.
 
     It is an `InputReduction`.
     """
@@ -79,21 +79,21 @@ class PreAggregation:
         return PreAggregator(self, groups)
 
     def grouped(self, frame: DataFrame, groups: KeyGroupRange) -> DataFrame:
-        """Return a micro-batch's partial results by key, with their key group, in any order."""
+        """Return a micro-batch's partial results by key, with key groups, in any order."""
         results = frame.groupBy(*self.keys).agg(*map(expr, self.results()))
         return results.selectExpr(*self.task_columns(groups))
 
     def results(self) -> list[str]:
-        """Return the SQL of the partial results, one row per key."""
+        """Return SQL for the partial results, with one row per key."""
         return [f"{text} AS {name}" for text, name in self.partials]
 
     def task_columns(self, groups: KeyGroupRange) -> list[str]:
-        """Return the SQL of a task's input columns over the grouped columns."""
+        """Return SQL for a task's input columns, in terms of the grouped columns."""
         names = (name for _, name in self.partials)
         return [f"{self.key_group(groups)} AS {INPUT_KEY_GROUP_COLUMN}", *self.keys, *names]
 
     def key_group(self, groups: KeyGroupRange) -> str:
-        """Return the SQL of a key's key group."""
+        """Return SQL for the key group of a key."""
         group = f"cast(pmod(xxhash64({', '.join(self.keys)}), {len(groups)}) as int)"
         return f"{group} + {groups.start}" if groups.start else group
 
@@ -121,7 +121,7 @@ class PreAggregator:
         return by_task(grouped, tasks, self._groups)
 
     def _with_one_shuffle(self, frame: DataFrame, tasks: int) -> DataFrame | None:
-        """Return the partial results by task; None if Spark would have to shuffle twice."""
+        """Return the partial results by task, or None if Spark would need a second shuffle."""
 
         def results() -> DataFrame:
             if tasks not in self._by_tasks:
@@ -135,7 +135,7 @@ class PreAggregator:
 @dataclass(frozen=True, slots=True)
 class PreAggregated:
     """
-    An input plan in which Spark aggregates micro-batches before the tasks read them.
+    An input plan in which Spark aggregates each micro-batch before the tasks read it.
 
     Args:
         frame: What flows into the aggregation, by position what flows out of it; its frame does not
@@ -151,7 +151,7 @@ class PreAggregated:
     def keyed(
         self, grouping: Callable[[], Grouping], key_groups: KeyGroupRange, to_read: ColumnsToRead
     ) -> KeyedFrame:
-        """See `KeyedInputPlan`; Spark itself reads only the columns that it aggregates."""
+        """See `KeyedInputPlan.keyed`; Spark reads only the columns that it aggregates."""
         return self.frame
 
     def event_time(self, source: KeyedInput) -> int | None:
@@ -161,7 +161,7 @@ class PreAggregated:
 
 class OneShuffle:
     """
-    One aggregation for one number of tasks.
+    An aggregation with a single shuffle, for one number of tasks.
 
     Spark plans it once.  A later micro-batch takes that plan with other rows at its leaf, if they
     have the same columns and are as little partitioned.
@@ -191,7 +191,7 @@ class OneShuffle:
         self._schema: JavaObject | None = None
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """Return a micro-batch's results, with one partition per task."""
+        """Return the results of a micro-batch, with one partition per task."""
         session = frame.sparkSession
         plan = None if self._kept_plan is None else self._kept_plan.over(frame)
         if plan is None:
@@ -205,7 +205,7 @@ class OneShuffle:
         return DataFrame(rows, session)
 
     def _planned(self, frame: DataFrame) -> JavaObject:
-        """Return Spark's plan for the results, with the shuffle by task."""
+        """Return Spark's plan for the results, with a shuffle that partitions by task."""
         grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
         results = grouped.selectExpr(self._columns)
         plan = executed_plan(frame.sparkSession, results)
@@ -223,7 +223,7 @@ class OneShuffle:
 
 
 def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:
-    """Convert SQL over *keys* to an expression that finds them by position in a row."""
+    """Convert SQL over *keys* to an expression that accesses keys by position in a row."""
     session = frame.sparkSession
     jvm = jvm_of(frame.sparkSession)
     expressions = jvm.org.apache.spark.sql.catalyst.expressions
@@ -237,7 +237,7 @@ def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObj
 
 
 def _shuffle_of_aggregation(plan: JavaObject) -> JavaObject | None:
-    """Return the shuffle by hash between partial and final results; None for other plans."""
+    """Return the hash shuffle between partial and final results, or None for other plans."""
     node = plan
     name = _name(plan)
     final = ""
@@ -256,14 +256,14 @@ def _shuffle_of_aggregation(plan: JavaObject) -> JavaObject | None:
 
 
 def _shuffle_of(node: JavaObject) -> JavaObject:
-    """Return the shuffle of a plan below its final results."""
+    """Return the shuffle in a plan that comes before its final results."""
     while node.nodeName() != SHUFFLE:
         node = node.children().head()
     return node
 
 
 def _name(node: JavaObject) -> str:
-    """Return the name of a plan node, without a stage number."""
+    """Return the name of a plan node without its stage number."""
     name: str = node.nodeName()
     return name.partition(" (")[0]
 
@@ -285,7 +285,7 @@ class KeptPlan:
 
     @classmethod
     def of(cls, plan: JavaObject, rows: DataFrame, copies: PlanCopies) -> KeptPlan | None:
-        """Keep a plan over *rows* without the rows; None unless it reads exactly one RDD."""
+        """Keep a plan over *rows*, but not the rows; None unless it reads exactly one RDD."""
         leaf = plan
         while leaf.children().size() == 1:
             leaf = leaf.children().head()
@@ -296,7 +296,7 @@ class KeptPlan:
         return cls(copies.with_node(plan, leaf, emptied), emptied, copies)
 
     def over(self, rows: DataFrame) -> JavaObject | None:
-        """Return the plan over new rows; None if their columns or partitions differ."""
+        """Return the plan over new rows, or None if their columns or partitions differ."""
         scanned = _scanned_by(rows)
         if scanned is None:
             return None
@@ -310,6 +310,6 @@ class KeptPlan:
 
 
 def _scanned_by(rows: DataFrame) -> JavaObject | None:
-    """Return the RDD of a frame as a logical plan node; None if the frame is not an RDD."""
+    """Return the RDD of a frame as a logical plan node, or None if the frame is not an RDD."""
     node = rows._jdf.queryExecution().analyzed()
     return node if node.getClass().getSimpleName() == _LOGICAL else None

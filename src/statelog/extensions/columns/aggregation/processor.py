@@ -27,7 +27,7 @@ STATE: Final = "aggregates"
 @dataclass(frozen=True, slots=True)
 class NamedAggregate:
     """
-    One aggregate of a call.
+    One of the aggregates in a call.
 
     *parts* has the name of each part, and of its column among partial results and in the state.
     """
@@ -37,23 +37,23 @@ class NamedAggregate:
     parts: tuple[tuple[str, str, str], ...]
 
     def partial(self, rows: pa.Table) -> Parts:
-        """Return the parts in a table of partial results."""
+        """Select the aggregate's parts from a table of partial results."""
         return {part: one_array(rows.column(column)) for part, column, _ in self.parts}
 
     def state(self, table: pa.Table) -> Parts:
-        """Return the parts in a table of state."""
+        """Select the aggregate's parts from a table of state."""
         return {part: one_array(table.column(column)) for part, _, column in self.parts}
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The aggregates of one call, and the output columns: the keys, then the aggregates."""
+    """The aggregates in a call, and the output columns: first the keys, then the aggregates."""
 
     aggregates: tuple[NamedAggregate, ...]
     output: pa.Schema
 
     def combined(self, old: pa.Table, new: pa.Table) -> pa.Table:
-        """Return the state after a micro-batch's partial results, in the same order of keys."""
+        """Combine partial results of a micro-batch with the state, in the same order of keys."""
         columns: dict[str, pa.Array] = {}
         for aggregate in self.aggregates:
             before = aggregate.state(old)
@@ -65,7 +65,7 @@ class Merge:
         return pa.table(columns)
 
     def results(self, keys: pa.Table, state: pa.Table) -> pa.Table:
-        """Return the output rows of some keys with their state."""
+        """Compute the output rows of some keys from their state."""
         fields = list(self.output)[keys.num_columns :]
         columns: Sequence[pa.Array] = [
             aggregate.kind.result(aggregate.state(state), stored_field(field).type)
@@ -79,7 +79,7 @@ def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class AggregateProcessor(ColumnarProcessor):
-    """Keeps the aggregates of each key."""
+    """Keeps the state of the aggregates for each key."""
 
     def __init__(
         self, merge: Merge, state: StructType, event_time: int | None, *, is_append: bool
@@ -90,13 +90,13 @@ class AggregateProcessor(ColumnarProcessor):
         self._is_append = is_append
 
     def init(self, handle: ColumnarHandle) -> None:
-        """Create one variable with the state of all aggregates."""
+        """Create a single variable for the state of all aggregates."""
         self._state = handle.getColumnState(STATE, self._schema)
         if self._event_time is not None:
             self._timers = handle.timers
 
     def process(self, keys: Keys, rows: pa.Table, times: TimerValues) -> Tables:
-        """Combine partial results with the state; return the results."""
+        """Combine partial results with the state, and return the results."""
         if rows.num_rows != len(keys):
             raise InvariantError(f"{rows.num_rows} partial results for {len(keys)} keys")
         if self._event_time is not None:
@@ -107,14 +107,14 @@ class AggregateProcessor(ColumnarProcessor):
         return [] if self._is_append else [self._merge.results(keys.table, state)]
 
     def expired(self, keys: Keys, expiry_ms: pa.Array, times: TimerValues) -> Tables:
-        """Drop the keys that the watermark has reached."""
+        """Drop the keys that the watermark has passed."""
         state = self._state.get(keys) if self._is_append else None
         self._state.clear(keys)
         return [] if state is None else [self._merge.results(keys.table, state)]
 
 
 def ends_ms(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the lowest watermarks that end keys with these event times or windows."""
+    """Return the lowest watermarks at which keys with these event times or windows end."""
     times = one_array(column)
     if pa.types.is_struct(times.type):
         times = pc.struct_field(times, "end")

@@ -1,5 +1,5 @@
 """
-The cells of one variable, by slot.
+The cells of one variable, addressed by slot.
 
 A cell is the value of a key, or the list of its timers.  It is in a heap, and each slot has the
 position of its cell there.  What a micro-batch writes is *pending*: reads see it at once, but it
@@ -34,7 +34,7 @@ NEVER_MS: Final = int(np.iinfo(np.int64).max)
 
 class CellColumn:
     """
-    The cells of one variable.
+    The column that contains the cells of one variable.
 
     Attributes: `first_ms`: for timers the earliest time of each slot, `NEVER_MS` for none.
     """
@@ -66,7 +66,7 @@ class CellColumn:
     # --- reading ----------------------------------------------------------------------------------
 
     def positions(self, slots: RowNumbers) -> RowNumbers:
-        """Return the cell positions including pending writes; `ABSENT` for no cell or no slot."""
+        """Return cell positions including pending writes; `ABSENT` without a cell or slot."""
         # A slot of -1 reads slot 0, and is overwritten below: no branch for each slot.
         safe = np.maximum(slots, 0)
         rows = self._rows[safe]
@@ -78,31 +78,31 @@ class CellColumn:
         return rows
 
     def live(self, slots: RowNumbers, now_ms: int) -> RowNumbers:
-        """Return positions like `positions`; `ABSENT` for a cell that expired by *now_ms*."""
+        """Return positions like `positions`, but `ABSENT` for cells that expired by *now_ms*."""
         rows = self.positions(slots)
         if self.state.expires:
             rows[self.expiry_ms(rows) <= now_ms] = ABSENT
         return rows
 
     def expiry_ms(self, positions: RowNumbers) -> npt.NDArray[np.int64]:
-        """Return when the cells at *positions* expire; `NEVER_MS` for no cell."""
+        """Return when the cells at *positions* expire; `NEVER_MS` without a cell."""
         number = [field.name for field in self.heap.fields].index(EXPIRES_FIELD)
         column = self.heap.take_column(number, positions)
         times: npt.NDArray[np.int64] = column.fill_null(NEVER_MS).to_numpy()
         return times
 
     def committed(self, slots: RowNumbers) -> RowNumbers:
-        """Return the cell positions without pending writes."""
+        """Return the positions of committed cells, ignoring pending writes."""
         return self._rows[slots]
 
     def count(self, slots: RowNumbers) -> int:
-        """Return how many of the slots have a cell, without pending writes."""
+        """Return how many of the slots have a committed cell."""
         return int(np.count_nonzero(self._rows[slots] >= 0))
 
     # --- writing ----------------------------------------------------------------------------------
 
     def put(self, slots: RowNumbers, columns: Sequence[pa.Array]) -> None:
-        """Write cells; if a slot repeats, the last cell wins."""
+        """Write cells; if a slot occurs more than once, the last cell wins."""
         # Cells are appended, never overwritten, so the committed ones are intact until `fold`.
         positions = self.heap.append(columns)
         self._pending[slots] = positions
@@ -111,7 +111,7 @@ class CellColumn:
         self._written.append(np.unique(slots) if repeats else slots)
 
     def clear(self, slots: RowNumbers) -> None:
-        """Remove cells; a slot may repeat."""
+        """Remove cells; a slot may occur more than once."""
         self._pending[slots] = ABSENT
         self._written.append(np.unique(slots))
 
@@ -132,7 +132,7 @@ class CellColumn:
         self._written = []
 
     def operations(self, keys: Sequence[pa.Array], positions: RowNumbers) -> pa.RecordBatch:
-        """Return changes in the columns of a log, for keys and the positions of their cells."""
+        """Return the columns of log entries for these keys and the positions of their cells."""
         ops = np.where(positions >= 0, OP_SET, OP_CLEAR).astype(np.int8)
         columns = [*keys, pa.array(ops), *self.heap.take(positions)]
         return pa.RecordBatch.from_arrays(columns, schema=self.state.schema)
@@ -140,13 +140,13 @@ class CellColumn:
     # --- committed state --------------------------------------------------------------------------
 
     def fold(self, slots: RowNumbers, positions: RowNumbers) -> None:
-        """Make the cells at *positions* the cells of *slots*."""
+        """Make the cells at *positions* the current cells of *slots*."""
         self._rows[slots] = positions
         if self.is_timers:
             self.first_ms[slots] = self.first_times(positions)
 
     def first_times(self, positions: RowNumbers) -> npt.NDArray[np.int64]:
-        """Return the earliest timer of each cell; `NEVER_MS` for none."""
+        """Return the earliest timer in each cell, or `NEVER_MS`."""
         (times,) = self.heap.take(positions)
         # The times of a cell ascend, so the first one is where its list begins.
         starts = times.offsets.to_numpy()
@@ -164,7 +164,7 @@ class CellColumn:
             self.first_ms[slots] = NEVER_MS
 
     def renumber(self, slots: RowNumbers, capacity: int) -> None:
-        """Renumber *slots* to 0, 1, ...; nothing may be pending."""
+        """Renumber *slots* to 0, 1, ...; not allowed while writes are pending."""
         rows = np.full(capacity, ABSENT, np.int64)
         rows[: len(slots)] = self._rows[slots]
         self._rows, self._pending = rows, np.full(capacity, _UNCHANGED, np.int64)
@@ -174,7 +174,7 @@ class CellColumn:
             self.first_ms = first
 
     def compact(self, spare: int | None = None) -> None:
-        """Remove unused cells once there are many; nothing may be pending or staged."""
+        """Remove unused cells if there are many; not allowed while writes are pending or staged."""
         if spare is None:
             if self.heap.count <= self._compact_at:
                 return

@@ -1,5 +1,5 @@
 """
-Store keys that exceed the memory budget in sorted runs.
+Store the keys that exceed the memory budget in sorted runs.
 
 Slots are kept for the keys that were used last.  The others are rows of `SortedRun`s, in files of
 the host where these are allowed, which are mapped and take no memory of the process.  A key that is
@@ -42,7 +42,7 @@ class ColdRuns:
         return bool(self._by_group)
 
     def place(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
-        """Replace the cold rows of some key groups with *table*, in snapshot columns."""
+        """Replace the cold rows of some key groups with *table*, which has snapshot columns."""
         run = build_run(self._layout, key_groups, table)
         if self._files is not None and run.rows.num_rows:
             try:
@@ -81,7 +81,7 @@ class ColdRuns:
         self, hashes: Hashes, key_groups: npt.NDArray[np.int32]
     ) -> Iterator[tuple[pa.Table, Hashes]]:
         """
-        Remove and yield the rows that may belong to some keys, with their hashes.
+        Remove and yield the rows that may belong to given keys, with their hashes.
 
         A row of another key with the same hash may be among them.
         """
@@ -99,7 +99,7 @@ class ColdRuns:
     def take_due(
         self, key_groups: KeyGroupRange, column: int, until_ms: int
     ) -> Iterator[tuple[pa.Table, Hashes]]:
-        """Remove and yield the rows with a timer in *column* up to *until_ms*."""
+        """Remove and yield the rows that have a timer in *column* up to *until_ms*."""
         for run, run_groups in self._runs(key_groups):
             due = run.due_rows(column, until_ms)
             start = run.span(run_groups.start).start
@@ -114,7 +114,7 @@ class ColdRuns:
                 yield from self._move(run, run.live_rows(key_group))
 
     def first_timer(self, key_groups: KeyGroupRange, column: int, after_ms: int) -> int | None:
-        """Return the earliest timer of cold rows after `take_due`, or None."""
+        """Return the earliest timer that remains in cold rows after `take_due`, or None."""
         times = [run.first_timer(column, after_ms) for run, _ in self._runs(key_groups)]
         return min((time for time in times if time is not None), default=None)
 

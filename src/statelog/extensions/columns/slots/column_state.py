@@ -1,4 +1,4 @@
-"""State variables and timers of a columnar processor, for whole columns of keys."""
+"""State variables and timers for columnar processors, which handle whole columns of keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from statelog.state.schema import stored_field
 
 class ColumnState:
     """
-    A value for each key, read and written as columns.
+    A state variable with one value per key, read and written as columns.
 
     Thread: the processor's.
     """
@@ -34,7 +34,7 @@ class ColumnState:
 
     def get(self, keys: Keys) -> pa.Table:
         """
-        Return the values of *keys*, one row each.
+        Return the values of *keys*, with one row per key.
 
         A key without a value, or whose time to live is over, has a row of nulls; see `exists`.
         """
@@ -45,7 +45,7 @@ class ColumnState:
         )
 
     def exists(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Return for each key whether it has a value."""
+        """Return, for each key, whether it has a value."""
         return self._column.live(self._table.find(keys), self._table.now_ms) >= 0
 
     def put(self, keys: Keys, values: object) -> None:
@@ -87,7 +87,7 @@ class ColumnTimers:
 
     def register(self, keys: Keys, times_ms: object) -> None:
         """
-        Add a timer for each key, unless the key has one for the same time.
+        Add a timer for each key, unless the key already has one for the same time.
 
         Args:
             keys: The keys.
@@ -101,21 +101,21 @@ class ColumnTimers:
         self._change(self._table.add(keys), times, is_added=True)
 
     def delete(self, keys: Keys, times_ms: object) -> None:
-        """Remove a timer for each key, if there is one; arguments and errors as in `register`."""
+        """Remove a timer of each key, if it is set; arguments and errors as for `register`."""
         slots = self._table.find(keys)
         times = _times(times_ms, len(keys))
         is_known = slots >= 0
         self._change(slots[is_known], times[is_known], is_added=False)
 
     def get(self, keys: Keys) -> pa.Array:
-        """Return the timers of each key as a column of ascending lists; null for none."""
+        """Return the timers of each key as a list in ascending order; null without timers."""
         (times,) = self._column.heap.take(self._column.positions(self._table.find(keys)))
         return times
 
     def _change(
         self, slots: npt.NDArray[np.int64], times: npt.NDArray[np.int64], *, is_added: bool
     ) -> None:
-        """Add or remove (slot, time) pairs; a slot may repeat."""
+        """Add or remove (slot, time) pairs; a slot may occur more than once."""
         if not len(slots):
             return
         # 1. The timers that these slots have, as pairs of slot and time.
@@ -152,7 +152,7 @@ class ColumnTimers:
 
 
 def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> list[pa.Array]:
-    """Convert a table's columns to the types of a schema, as they are stored."""
+    """Convert the columns of a table to the stored types of a schema."""
     table = table_of(values, what)
     if length >= 0 and table.num_rows != length:
         raise UsageError(f"{what}: {table.num_rows} rows for {length} keys")
@@ -180,7 +180,7 @@ def columns_of(values: object, schema: pa.Schema, length: int, what: str) -> lis
 
 
 def _forbidden_null(field: pa.Field, column: pa.Array) -> str:
-    """Return the path of the first NOT NULL field that contains a null; "" for none."""
+    """Return the path of the first NOT NULL field that contains a null, or ""."""
     if field == stored_field(field):
         return ""  # nothing in it is NOT NULL
     if not field.nullable and column.null_count:

@@ -1,5 +1,5 @@
 """
-The distinct keys of some rows in columns, and the column types for processors.
+The distinct keys in a table of rows, and the column types that processors see.
 
 Spark sends rows in the session's time zone, and fields inside of them may be NOT NULL.  State is
 stored in UTC, and any field of it may be null.  Arrow combines columns of equal types only, so a
@@ -26,7 +26,7 @@ _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 
 class Keys:
     """
-    Distinct keys, and the positions of their rows.
+    Distinct keys, and the positions of the rows of each key.
 
     A columnar processor gets it with the rows, and names by it the keys whose state it reads and
     writes.  `len(keys)` is the number of keys; `keys["customer"]` one column of `table`.
@@ -73,7 +73,7 @@ class Keys:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The keys, one row per key."""
+        """The keys as a table, with one row per key."""
         return zoned_table(pa.Table.from_arrays(self.columns, schema=self.schema), self.zone)
 
     @property
@@ -89,7 +89,7 @@ class Keys:
         return self._hashes
 
     def row_keys(self) -> RowNumbers:
-        """Return for each row the number of its key."""
+        """Return, for each row, the number of its key."""
         return np.repeat(np.arange(len(self)), self.counts)
 
     def take(self, chosen: object) -> Keys:
@@ -150,7 +150,7 @@ def zoned_table(table: pa.Table, zone: str) -> pa.Table:
 
 
 def _in_zone(kind: pa.DataType, zone: str) -> pa.DataType:
-    """Return a type with its points in time in a time zone."""
+    """Return a type in which all points in time have the given time zone."""
     if pa.types.is_timestamp(kind):
         return kind if kind.tz is None else pa.timestamp(kind.unit, zone)
     return with_fields(kind, lambda field: field.with_type(_in_zone(field.type, zone)))

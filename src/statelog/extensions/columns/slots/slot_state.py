@@ -1,5 +1,5 @@
 """
-Columnar state of a processor in one process.
+The columnar state of a processor in one process.
 
 Snapshots and changes are the same as of `KeyedState`: a processor of Rows and a columnar one can
 take over each other's state, as long as it consists of values and timers.  A change replaces the
@@ -54,7 +54,7 @@ class SlotState(StateCache[Writes]):
         state_handle_id: str,
         key_group_range: KeyGroupRange,
     ) -> None:
-        """Keep an attempt's pending writes for the next `catch_up`."""
+        """Store an attempt's pending writes until the next `catch_up`."""
         writes = self.table.writes()
         self._staged.append(
             Staged(checkpoint_id, base_id, state_handle_id, key_group_range, writes)
@@ -65,14 +65,14 @@ class SlotState(StateCache[Writes]):
         return self.table.entry_counts(key_group_range)
 
     def object_count(self) -> int:
-        """Return 0: no entry is an object that the garbage collector visits."""
+        """Return 0, because entries are not objects that the garbage collector visits."""
         return 0
 
     def end_snapshot(self, snapshot: MaterializedHandle) -> None:
-        """Do nothing: there are no local files to rename after a snapshot."""
+        """Do nothing, because snapshots are not also written to local files."""
 
     def expire_incrementally(self, key_group_range: KeyGroupRange, now_ms: int) -> int:
-        """Remove some expired cells; return how many."""
+        """Remove some expired cells; return how many were removed."""
         self.table.now_ms = now_ms
         return 0 if self._staged else self.table.expire()
 
@@ -85,11 +85,11 @@ class SlotState(StateCache[Writes]):
         return self._versions.get(key_group, ABSENT)
 
     def reached(self, key_groups: Iterable[int], checkpoint_id: int, applied: str = "") -> None:
-        """Record that key groups have the state of a checkpoint."""
+        """Record that key groups have reached the state of a checkpoint."""
         self._versions.update(dict.fromkeys(key_groups, checkpoint_id))
 
     def forget(self, key_groups: Sequence[int]) -> None:
-        """Empty some key groups; the next `catch_up` restores them."""
+        """Discard the state of some key groups; the next `catch_up` restores it."""
         self.table.remove([kg for kg in key_groups if kg in self._versions])
         self.reached(key_groups, -1)
 
@@ -150,7 +150,7 @@ class SlotState(StateCache[Writes]):
             self.reached(old, log.checkpoint_id)
 
     def _take(self, reader: ChangesReader, batch: pa.RecordBatch, old: Collection[int]) -> None:
-        """Apply the changes of one set to the key groups in *old*."""
+        """Apply the changes in one set to the key groups in *old*."""
         for state_id, changes in reader.in_present_schema(changes_of(reader, batch, old)).items():
             if changes:
                 self.table.apply(state_id, changes)

@@ -1,5 +1,5 @@
 """
-The cells of some key groups in columns, and a micro-batch's changes to them.
+The cells of some key groups in columns, and the changes made by a micro-batch.
 
 Each key has a slot, and each variable a column of cells by slot, so that no key, row or value is a
 Python object.  What is written is pending until `fold`.  Beyond a limit of memory, keys that were
@@ -90,7 +90,7 @@ class SlotTable:
     # --- keys -------------------------------------------------------------------------------------
 
     def find(self, keys: Keys) -> RowNumbers:
-        """Return the slots of keys; -1 for a key without state."""
+        """Return the slots of keys, or -1 for a key without state."""
         if keys.slots is None:
             keys.slots = self.index.find(keys.columns, keys.hashes)
             if self.cold:
@@ -103,21 +103,21 @@ class SlotTable:
 
     def _without_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
         """
-        Return which slots are -1 or lack a cell.
+        Return which slots are -1 or do not have a cell.
 
         A key group that was emptied keeps its slots.
         """
         return (slots < 0) | ~self._with_cells(np.maximum(slots, 0))
 
     def _with_cells(self, slots: RowNumbers) -> npt.NDArray[np.bool_]:
-        """Return which slots have a committed cell of any variable."""
+        """Return which slots have a committed cell of at least one variable."""
         has_cell = np.zeros(len(slots), np.bool_)
         for column in self.columns.values():
             has_cell |= column.committed(slots) >= 0
         return has_cell
 
     def _warm(self, rows: Iterable[tuple[pa.Table, Hashes]]) -> bool:
-        """Move rows of cold runs into slots; return whether there were any."""
+        """Move rows from cold runs into slots; return whether any were moved."""
         tables = list(rows)
         if tables:
             hashes = np.concatenate([hashes for _, hashes in tables])
@@ -127,7 +127,7 @@ class SlotTable:
         return bool(tables)
 
     def add(self, keys: Keys) -> RowNumbers:
-        """Return the slots of keys; allocate slots for keys without state."""
+        """Return the slots of keys, allocating slots for keys without state."""
         if keys.origin is not None:
             # Keys that repeat get their slots through the distinct ones, or each would get several.
             distinct, key_numbers = keys.origin
@@ -152,7 +152,7 @@ class SlotTable:
         return slots
 
     def keys_of(self, slots: RowNumbers) -> Keys:
-        """Return the keys of slots, which may repeat, without rows."""
+        """Return the keys of slots, which may occur more than once, without rows."""
         none = np.zeros(len(slots), np.int64)
         keys = Keys(
             self.codec.key.schema,
@@ -195,7 +195,7 @@ class SlotTable:
     def due(
         self, key_group_range: KeyGroupRange, state_id: int, until_ms: int
     ) -> tuple[RowNumbers, npt.NDArray[np.int64]]:
-        """Return (slots, times) of the timers up to *until_ms*, by time."""
+        """Return (slots, times) for the timers up to *until_ms*, sorted by time."""
         # Keys with a due timer in a cold run get slots first.
         self._warm(self.cold.take_due(key_group_range, self.layout.columns[state_id], until_ms))
         column = self.columns[state_id]
@@ -219,7 +219,7 @@ class SlotTable:
         return owners[order], times[order]
 
     def next_due_ms(self, key_group_range: KeyGroupRange, state_id: int, after_ms: int) -> int:
-        """Return the earliest timer after `due`, including pending ones; `NEVER_MS` for none."""
+        """Return the earliest timer left after `due`, pending ones included, or `NEVER_MS`."""
         column = self.columns[state_id]
         written, positions = column.written()
         first_ms = column.first_ms[: len(self.index)].copy()
@@ -229,7 +229,7 @@ class SlotTable:
         return in_slots if cold is None else min(in_slots, cold)
 
     def drop(self, state_id: int, key_group_range: KeyGroupRange) -> None:
-        """Remove a variable of every key of some key groups, as a change."""
+        """Remove a variable for every key in some key groups, and log the removal."""
         self._warm(self.cold.take_all(key_group_range))
         column = self.columns[state_id]
         slots = self.index.slots_in(key_group_range)
@@ -247,7 +247,7 @@ class SlotTable:
     # --- committed cells --------------------------------------------------------------------------
 
     def fold(self, state_id: int, slots: RowNumbers, positions: RowNumbers) -> None:
-        """Make the cells at *positions* the cells of *slots*; -1 removes a cell."""
+        """Make the cells at *positions* the current cells of *slots*; -1 removes a cell."""
         if not len(slots):
             return
         column = self.columns[state_id]
@@ -276,7 +276,7 @@ class SlotTable:
         self._counts[list(key_groups)] = 0
 
     def insert(self, key_groups: KeyGroupRange, table: pa.Table) -> None:
-        """Insert a snapshot's rows into slots, or as a cold run if there are too many."""
+        """Insert the rows of a snapshot into slots, or as a cold run if there are too many."""
         if self.limit_bytes is not None and self.nbytes + _COPIES * table.nbytes > self.limit_bytes:
             try:
                 # Too much for slots: the rows stay columns, and keys get slots when they are used.
@@ -293,7 +293,7 @@ class SlotTable:
             self._insert(batch, hash_columns(keys, self.codec.key.schema))
 
     def _insert(self, batch: pa.RecordBatch, hashes: Hashes) -> None:
-        """Insert rows of a snapshot into slots; no slot with cells has one of their keys."""
+        """Insert rows of a snapshot into slots; their keys must not have slots with cells."""
         keys = self.codec.key.uniform(batch.columns[1 : self.layout.first_state])
         key_groups = batch.column(0).to_numpy()
         slots = self._add(keys, hashes, key_groups)
@@ -306,7 +306,7 @@ class SlotTable:
             self.fold(state_id, slots[present], positions)
 
     def apply(self, state_id: int, changes: Sequence[tuple[int, pa.RecordBatch]]) -> None:
-        """Apply changes of the current schema: key groups and operations, with distinct keys."""
+        """Apply changes in the current schema: key groups and operations, with distinct keys."""
         counts = [operations.num_rows for _, operations in changes]
         key_groups = np.repeat(np.array([kg for kg, _ in changes], np.int32), counts)
         for batch in batches_of(pa.Table.from_batches([operations for _, operations in changes])):
@@ -330,7 +330,7 @@ class SlotTable:
 
     def expire(self) -> int:
         """
-        Remove expired cells after enough writes; return how many were removed.
+        Remove expired cells if enough was written since; return how many were removed.
 
         Nothing may be staged.  Expired cells are hidden from reads at once.
         """
@@ -350,7 +350,7 @@ class SlotTable:
 
     def tidy(self) -> None:
         """
-        Drop old cells and empty slots once there are many.
+        Drop old cells and empty slots if there are many.
 
         Nothing may be pending or staged.
         """
@@ -378,12 +378,12 @@ class SlotTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether slots take more than the limit."""
+        """Whether the slots use more memory than the limit."""
         return self.limit_bytes is not None and self.nbytes > self.limit_bytes
 
     def bound(self) -> int:
         """
-        Move key groups to cold runs while slots take more than the limit; return how many.
+        Move key groups to cold runs while slots exceed the limit; return how many moved.
 
         Then half of the limit is free, so that few micro-batches have to.  Nothing may be pending
         or staged.
@@ -441,7 +441,7 @@ class SlotTable:
 
 
 def snapshot_of(table: SlotTable, key_group_range: KeyGroupRange, now_ms: int) -> bytes:
-    """Return the state including pending writes as Parquet, laid out like `write_snapshot`."""
+    """Return the state, including pending writes, as Parquet in the layout of `write_snapshot`."""
     key_groups = table.index.all_key_groups
     order = group_order(key_groups)
     grouped = key_groups[order]
@@ -457,7 +457,7 @@ def snapshot_of(table: SlotTable, key_group_range: KeyGroupRange, now_ms: int) -
 def whole_rows(
     table: SlotTable, slots: RowNumbers, key_groups: KeyGroupRange, now_ms: int
 ) -> pa.Table:
-    """Return the rows of some key groups: the slot rows, ascending, and the cold rows."""
+    """Return the rows of some key groups: first those in slots, ascending, then cold rows."""
     hot = slot_rows(table, slots, now_ms)
     cold = [without_expired(table.layout, rows, now_ms) for rows in table.cold.table(key_groups)]
     if not any(rows.num_rows for rows in cold):
@@ -467,7 +467,7 @@ def whole_rows(
 
 def slot_rows(table: SlotTable, slots: RowNumbers, now_ms: int) -> pa.Table:
     """
-    Return the cells of slots in snapshot columns, without long-expired cells.
+    Return the cells of slots in snapshot columns, without cells that expired long ago.
 
     The table has several chunks if one array cannot hold a column.
     """

@@ -113,7 +113,7 @@ def _print_json(report: EditReport, *, apply: bool) -> None:
 def _states(
     reader: StateReader, files: Sequence[str], *, delete_others: bool
 ) -> dict[str, dict[Any, object]]:
-    """Return the new state of each variable by key; None deletes it."""
+    """Return the new state of each variable by key, where None deletes the state."""
     states: dict[str, dict[Any, object]] = {}
     for word in files:
         variable, separator, path = word.partition("=")

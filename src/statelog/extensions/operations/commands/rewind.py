@@ -1,4 +1,4 @@
-"""`statelog rewind`: rewind the source offsets and the state of a query to one micro-batch."""
+"""`statelog rewind`: rewind a query's source offsets and state to one micro-batch."""
 
 from __future__ import annotations
 

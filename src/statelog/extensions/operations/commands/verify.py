@@ -1,4 +1,4 @@
-"""`statelog verify`: verify retained checkpoints, remove orphans, discard damaged checkpoints."""
+"""`statelog verify`: verify retained checkpoints, remove orphans, discard damaged ones."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _verify(store: ObjectStore, at_least: int | None, *, as_json: bool) -> bool:
 
 
 def _is_older(store: ObjectStore, at_least: int, *, as_json: bool) -> bool:
-    """Report whether the newest checkpoint is older than a checkpoint that is known to exist."""
+    """Report whether the newest checkpoint is older than one that is known to have existed."""
     newest = Entries(store).newest_id()
     if newest is not None and newest >= at_least:
         return False
