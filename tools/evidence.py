@@ -49,8 +49,8 @@ faults are injected between statelog and a server or an in-process store. Simula
 FINDINGS_HEAD = """
 ## What campaigns found
 
-`docs/evidence/findings.json` names the seed or the test that shows each finding, and states how
-its origin was proven: by the commit message, by a run that fails on the sources before the commit,
+`docs/evidence/findings.json` names the seed or the test that shows each finding, and states how we proved
+its origin: by the commit message, by a run that fails on the sources before the commit,
 or by a mutant that no test noticed.
 """
 

@@ -103,8 +103,8 @@ def record(source: Source) -> str:
         own = by_clock["rows"]
         low, high = own["ratio_quartiles"]
         said += (
-            f" By the clock, whole micro-batches ({own['micro_batches']} of each) took "
-            f"{own['ms_median_plain']:.0f} ms without recording and {own['ms_median_record']:.0f} ms with it, "
+            f" Whole micro-batches ({own['micro_batches']} without and {own['micro_batches']} with recording) took "
+            f"{own['ms_median_plain']:.0f} ms without it and {own['ms_median_record']:.0f} ms with it (wall-clock time), "
             f"with a median ratio of {own['ratio_median']:.3f} ({low:.3f} to {high:.3f}); `{by_clock['command']}`."
         )
     heads = ["", "ms of CPU, median", "best", "ratio of pairs (quartiles)"]
@@ -235,10 +235,13 @@ def restart(name: str, command: str, source: Source) -> str:
         [_RESTARTS[key], *_of(seconds), f"{document['memory_mib'][key]['RssAnon']}"]
         for key, seconds in document["first_batch_s"].items()
     ]
-    built = ", ".join(f"{key} {seconds:g} s" for key, seconds in document["built_s"].items())
+    built = " and ".join(
+        f"{seconds:g} s on {key.replace('spark', 'Spark')}"
+        for key, seconds in document["built_s"].items()
+    )
     peak = document["memory_while_built_mib"]["RssAnon"]
     said = (
-        f"{document['keys'] / 1e6:g} million keys. Time to write them: {built}. The largest "
+        f"{document['keys'] / 1e6:g} million keys. Writing them took {built}. The largest "
         f"worker used {peak} MiB of anonymous memory."
     )
     heads = ["", "first micro-batch, s", "rounds", "largest worker, MiB"]
