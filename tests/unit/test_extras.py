@@ -117,9 +117,8 @@ def test_the_error_is_one_of_statelog_and_an_import_error() -> None:
     error = extras.missing_error("a test", "cli", "yaml", "rich")
     assert isinstance(error, ImportError)
     assert isinstance(error, sl.UsageError)
-    assert "a test needs pyyaml, rich, which are not installed: pip install 'statelog[cli]'" == str(
-        error
-    )
+    expected = "a test needs pyyaml, rich, which are not installed: pip install 'statelog[cli]'"
+    assert expected == str(error)
 
 
 def extras_of_the_project() -> dict[str, list[str]]:

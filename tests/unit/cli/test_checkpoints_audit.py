@@ -49,11 +49,8 @@ CHANGING = {
     "verify --repair", "verify --give-up-after", "edit from files", "forget", "forget --now", "gc",
 }  # fmt: skip
 """Commands of the campaign of kills, each once in the form that it has there."""
-OPERATIONS = {
-    "tag --remove": "untag",
-    "verify --repair": "repair",
-    "verify --give-up-after": "repair",
-}
+REPAIRS = ("verify --repair", "verify --give-up-after")
+OPERATIONS = {"tag --remove": "untag", **dict.fromkeys(REPAIRS, "repair")}
 """What their lines call them, where that is not the command."""
 
 
@@ -82,10 +79,8 @@ def run(place: Place, command: str, words: list[str]) -> int:
 
 
 def test_no_command_is_forgotten():
-    verbs = [
-        command.callback.__name__ for command in cli.verbs.registered_commands if command.callback
-    ]
-    names = {verb.replace("_", "-") for verb in verbs}
+    callbacks = [command.callback for command in cli.verbs.registered_commands]
+    names = {callback.__name__.replace("_", "-") for callback in callbacks if callback}
     changing = {name.split()[0] for name in CHANGING}
     reading = {name.split()[0] for name in READ_ONLY}
     assert names == NO_LINE | ELSEWHERE | reading | changing

@@ -112,17 +112,13 @@ def test_a_damaged_checkpoint_is_a_finding(call, location):
 def test_cat_reads_what_flink_wrote(call, manifest):
     file = manifest.with_suffix(".dstl")
     change_sets = json.loads(manifest.read_text())["changeSets"]
-    expected = [
-        {
-            "change_set": change_set["offset"],
-            "key_group": change["kg"],
-            "size": change["len"],
-            "sha256": change.get("sha256")
-            or hashlib.sha256(bytes.fromhex(change["hex"])).hexdigest(),
-        }
-        for change_set in sorted(change_sets, key=lambda change_set: change_set["offset"])
-        for change in change_set["changes"]
-    ]
+    expected = []
+    for change_set in sorted(change_sets, key=lambda change_set: change_set["offset"]):
+        for change in change_set["changes"]:
+            digest = change.get("sha256")
+            digest = digest or hashlib.sha256(bytes.fromhex(change["hex"])).hexdigest()
+            facts = {"key_group": change["kg"], "size": change["len"], "sha256": digest}
+            expected.append({"change_set": change_set["offset"], **facts})
     assert call.lines("changelog", str(file)) == expected
     last = max(change_set["offset"] for change_set in change_sets)
     assert call.lines("changelog", str(file), "--offset", str(last)) == [
@@ -145,12 +141,9 @@ def test_cat_shows_a_claim(call, location):
     assert shown.startswith("claim 0 of 'a', at ")
     assert shown.endswith("UTC: no earlier checkpoint, the next id is 1\n")
     (claim,) = call.lines("changelog", file)
-    assert claim["claim"] == 0
-    assert claim["owner_id"] == "a"
-    assert claim["newest"] is None
-    assert "no change set begins at payload offset 0" in call(
-        "changelog", file, "--offset", "0", status=2
-    )
+    assert (0, "a", None) == (claim["claim"], claim["owner_id"], claim["newest"])
+    said = call("changelog", file, "--offset", "0", status=2)
+    assert "no change set begins at payload offset 0" in said
 
 
 def write_file(file: Path, *sets, compress: bool = False) -> list[int]:
@@ -188,11 +181,9 @@ def values_file(tmp_path, *values: bytes) -> str:
 def test_cat_shows_values_as_text_on_one_line_and_without_control_characters(call, tmp_path):
     file = values_file(tmp_path, "größe\n".encode(), b"\xff\xfe", b"back\\slash", b"x" * 100)
     rows = call("changelog", file, "--values", "text").splitlines()[1:]
-    assert rows[0].endswith(r"  \x00meta\x1b[31m")
-    assert rows[1].endswith(r"  größe\n")
-    assert rows[2].endswith(r"  \xff\xfe")
-    assert rows[3].endswith("  back\\\\slash")
-    assert rows[4].endswith("  " + "x" * 64 + "... (36 more bytes)")
+    cut = "x" * 64 + "... (36 more bytes)"
+    texts = [r"\x00meta\x1b[31m", r"größe\n", r"\xff\xfe", r"back\\slash", cut]
+    assert all(row.endswith(f"  {text}") for row, text in zip(rows, texts, strict=True))
 
 
 def test_cat_shows_values_as_hex_up_to_a_bound(call, tmp_path):
@@ -273,8 +264,8 @@ def test_a_wrong_duration_is_a_wrong_call(call, location, text):
 
 def test_verify_reads_everything(call, location):
     *objects, last = call.lines("verify", location)
-    facts = [last["summary"][name] for name in ("objects", "findings", "newest_sound")]
-    assert facts == [5, 0, 3]
+    summary = last["summary"]
+    assert (5, 0, 3) == (summary["objects"], summary["findings"], summary["newest_sound"])
     log = [item["path"] for item in objects if item["kind"] == "changelog"]
     metadata = [f"chk-{number}/_metadata" for number in (1, 2, 3)]
     assert [item["path"] for item in objects] == [*metadata, *log, "taskowned/s"]
@@ -400,17 +391,14 @@ def large_file(tmp_path_factory) -> str:
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_broken_pipe_ends_quietly(large_file, options):
     command = process("changelog", large_file, *options)
-    assert command.stdout is not None
     command.stdout.readline()
     command.stdout.close()
-    assert command.stderr is not None
     assert (command.stderr.read(), command.wait(30)) == ("", 141)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_an_interruption_ends_quietly(large_file):
     command = process("changelog", large_file)
-    assert command.stdout is not None
     command.stdout.readline()
     time.sleep(0.1)  # it now waits for the pipe to be read
     command.send_signal(signal.SIGINT)

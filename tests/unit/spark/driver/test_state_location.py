@@ -159,20 +159,25 @@ def test_timers_are_dropped_only_by_their_name(due_ms: int | None, is_held: bool
     assert is_held is evolved("$timers").states[1].dropped
 
 
-def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore) -> None:
+def with_waiting_deletions() -> StateLocation:
+    """Return a location whose last commits left objects to delete."""
     started = location()
-    started.inspect("q")
     started.take_over(FirstBatch("q", BATCHES, BatchTimes()))
-    coordinator = started.coordinator
     for _ in range(6):
-        checkpoint_id = coordinator.next_checkpoint_id
-        coordinator.trigger(checkpoint_id, [])
-        coordinator.complete(checkpoint_id, properties={})
+        checkpoint_id = started.coordinator.next_checkpoint_id
+        started.coordinator.trigger(checkpoint_id, [])
+        started.coordinator.complete(checkpoint_id, properties={})
+    return started
+
+
+def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore) -> None:
+    started = with_waiting_deletions()
     before = set(store.objects)
     started.clean_up.finish()
-    retained = {f"chk-{number}/_metadata" for number in range(checkpoint_id - 2, checkpoint_id + 1)}
-    newest = coordinator.latest
+    newest = started.coordinator.latest
     assert newest is not None
+    last = newest.checkpoint_id
+    retained = {f"chk-{number}/_metadata" for number in range(last - 2, last + 1)}
     needed = set(newest.referenced_paths())
     assert retained <= set(store.objects) < before
     claims = {"chk-0/_metadata", f"chk-{NEWEST + 1}/_metadata"}
@@ -185,11 +190,7 @@ def test_the_end_of_a_query_deletes_what_waits_for_a_batch(store: CountingStore)
 def test_a_late_store_error_is_logged(
     store: CountingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    started = location()
-    started.take_over(FirstBatch("q", BATCHES, BatchTimes()))
-    for _ in range(6):
-        started.coordinator.trigger(started.coordinator.next_checkpoint_id, [])
-        started.coordinator.complete(started.coordinator.next_checkpoint_id, properties={})
+    started = with_waiting_deletions()
 
     def fails(operation: str, path: str) -> str | None:
         raise StoreError("no route to host", path=path)

@@ -84,6 +84,12 @@ def test_distances_count_the_log_behind_each_key_group() -> None:
     assert (150, 4) == (distances.log_bytes, distances.log_handles)
 
 
+def test_without_a_checkpoint_all_distances_are_zero() -> None:
+    distances = LogDistances.of(None, GROUPS)
+    arrays = (distances.covered, distances.behind_bytes, distances.behind_checkpoints)
+    assert [{-1}, {0}, {0}] == [set(array.tolist()) for array in arrays]
+
+
 # --- the policy -----------------------------------------------------------------------------------
 
 
@@ -98,23 +104,16 @@ def behind(size: int, checkpoints: int, covered: list[int] | None = None) -> Log
     ("size", "checkpoints", "chosen"),
     [
         # 80 bytes of state: two slices of 40; a full log is 160 bytes, so one is due per 80.
-        (79, 1, []),
-        (80, 1, [(0, 3)]),
-        (159, 1, [(0, 3)]),
-        (160, 1, [(0, 7)]),
-        (10**9, 1, [(0, 7)]),
+        *[(79, 1, ()), (80, 1, (LEFT,)), (159, 1, (LEFT,)), (160, 1, (ALL,)), (10**9, 1, (ALL,))],
         # ... and ten checkpoints are as long as a full log.
-        (0, 4, []),
-        (0, 5, [(0, 3)]),
-        (0, 10, [(0, 7)]),
-        (10**9, 0, []),  # nothing to free
+        *[(0, 4, ()), (0, 5, (LEFT,)), (0, 10, (ALL,))],
+        (10**9, 0, ()),  # nothing to free
     ],
 )
 def test_slices_are_due_by_the_log(
-    size: int, checkpoints: int, chosen: list[tuple[int, int]]
+    size: int, checkpoints: int, chosen: tuple[KeyGroupRange, ...]
 ) -> None:
-    expected = tuple(KeyGroupRange(*part) for part in chosen)
-    assert expected == choose_key_groups(POLICY, behind(size, checkpoints), [10.0] * GROUPS)
+    assert chosen == choose_key_groups(POLICY, behind(size, checkpoints), [10.0] * GROUPS)
 
 
 def test_the_oldest_snapshots_come_first_and_failed_ones_last() -> None:

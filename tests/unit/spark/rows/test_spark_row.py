@@ -14,7 +14,6 @@ from statelog.model import KeyGroupRange
 from statelog.spark.driver.delivery import one_per_task
 from statelog.spark.rows import spark_row
 from statelog.spark.rows.interface import MOST_NAMES, UnnamedColumns
-from statelog.spark.rows.key_order import key_order
 from statelog.spark.rows.layout import InputLayout
 from statelog.spark.rows.spark_row import RowInput, RowOutput
 from statelog.spark.worker.protocol import TaskAck, TaskPlace
@@ -88,20 +87,6 @@ def test_an_input_without_rows_has_no_keys() -> None:
     assert list(rows_read.keys(0)) == []
 
 
-def test_the_order_of_many_key_groups_and_keys() -> None:
-    rng = np.random.default_rng(1)
-    keys = rng.integers(0, 80_000, 150_000)
-    groups = (keys % 70_001).astype(np.int32)
-    order = key_order(groups, [pa.array(keys)], KEY)
-    assert (np.diff(groups[order.firsts]) >= 0).all()
-    starts = np.array(order.bounds[:-1])
-    of_row = np.repeat(np.arange(len(starts)), np.diff(order.bounds))
-    assert (keys[order.rows] == keys[order.firsts][of_row]).all()
-    later = np.diff(order.rows) > 0
-    assert (later | (np.diff(of_row) > 0)).all()
-    assert sorted(order.rows.tolist()) == list(range(150_000))
-
-
 INNER = pa.struct([("b", pa.int64()), ("a", pa.int64())])
 
 
@@ -136,23 +121,22 @@ def test_columns_that_no_row_names_are_noted_with_the_names_that_rows_have() -> 
     assert output.unnamed == UnnamedColumns(("customer", "total"), ("cust", "totl"))
 
 
-def test_a_column_that_a_row_names_is_not_noted_in_whatever_batch_it_was() -> None:
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (Row(customer="a", n=None), Row(n=1, total=None, more=1)),  # a null names its column
+        (Row(customer="a", n=1), Row(customer="a", total=1.0, n=1)),  # all columns, in their order
+    ],
+)
+def test_a_column_that_a_row_names_is_not_noted_in_whatever_batch_it_was(
+    first: Row, then: Row
+) -> None:
     output = RowOutput(COLUMNS, batch_id=0)
-    output.extend([Row(customer="a", n=None)])
+    output.extend([first])
     output.batch()
     assert output.unnamed == UnnamedColumns(("total",), ())
     output.clear()
-    output.extend([Row(n=1, total=None, more=1)])  # an explicit null names its column
-    output.batch()
-    assert output.unnamed is None
-
-
-def test_rows_with_all_columns_in_their_order_name_all_of_them() -> None:
-    output = RowOutput(COLUMNS, batch_id=0)
-    output.extend([Row(totl=1.0)])
-    output.batch()
-    output.clear()
-    output.extend([Row(customer="a", total=1.0, n=1)])
+    output.extend([then])
     output.batch()
     assert output.unnamed is None
 

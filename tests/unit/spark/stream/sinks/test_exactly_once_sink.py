@@ -18,7 +18,7 @@ import pytest
 
 import statelog as sl
 from statelog.core.delivered_batch import DeliveredBatch
-from statelog.errors import CheckpointError, FencedError, UnavailableError, UsageError
+from statelog.errors import FencedError, UnavailableError, UsageError
 from statelog.spark import (
     DatabaseSink,
     ExactlyOnceSink,
@@ -192,14 +192,6 @@ def test_a_driver_that_another_one_has_overtaken_is_fenced(record: str | None) -
     assert list(key_and_value(batch(0))) == target.rows
 
 
-def test_a_query_that_went_back_is_rejected() -> None:
-    target = Target()
-    target.records[WRITER] = batch(7).record
-    with pytest.raises(CheckpointError, match=r"contains batch 7, .* is at batch 5") as caught:
-        deliver(ExactlyOnce(MemorySink(target)), batch(5))
-    assert ("gap", 5) == (caught.value.reason, caught.value.batch_id)
-
-
 @pytest.mark.parametrize(("number", "is_warned"), [(5, True), (7, True), (8, False)])
 def test_a_rewound_query_warns_of_batches_that_were_given_up(
     number: int, is_warned: bool, caplog: pytest.LogCaptureFixture
@@ -210,17 +202,6 @@ def test_a_rewound_query_warns_of_batches_that_were_given_up(
     warning = f"contains batches up to 7 of timeline 0, .* with batch {number}: delete the rows"
     assert is_warned == (re.search(warning, caplog.text) is not None)
     assert batch(number, timeline=2).record == target.records[WRITER]
-
-
-def test_a_batch_that_an_older_driver_wrote_is_not_written_again() -> None:
-    """The record is that driver's; the next batch is written after it."""
-    target = Target()
-    function = ExactlyOnce(MemorySink(target))
-    assert not function.has(WRITER, batch(1, run_timeline=4).batch)
-    deliver(ExactlyOnce(MemorySink(target)), batch(1))
-    function.write(batch(1, run_timeline=4))
-    deliver(function, batch(2, timeline=4))
-    assert [*key_and_value(batch(1)), *key_and_value(batch(2))] == target.rows
 
 
 def test_a_batch_without_rows_is_not_written() -> None:

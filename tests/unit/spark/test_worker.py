@@ -1,4 +1,4 @@
-"""How an error of a task is told, without Spark."""
+"""How an error of a task is reported, and the parts of extensions in a task's extras."""
 
 import multiprocessing
 import os
@@ -12,10 +12,18 @@ import pytest
 from statelog.errors import (
     CheckpointError,
     FencedError,
+    InvariantError,
     ObjectNotFoundError,
     ProcessorError,
     UnavailableError,
 )
+from statelog.extensions.bad_records.dead_letters import (
+    BAD_RECORDS,
+    NO_FAILURE,
+    FailedPart,
+    failures_of,
+)
+from statelog.model import KeyGroupRange
 from statelog.spark.driver.failures import cause_of
 from statelog.spark.query.processor_checks import ProcessExit, described
 from statelog.spark.worker.failures import (
@@ -23,6 +31,7 @@ from statelog.spark.worker.failures import (
     processor_lines,
     reported_to_driver,
 )
+from statelog.spark.worker.protocol import TaskAck, TaskPlace, part_of
 
 PROCESSOR: Any = object()
 
@@ -32,22 +41,16 @@ def told(error: Exception, location: str = "file:///state") -> Any:
     with pytest.raises(Exception) as raised, reported_to_driver(location):
         raise error
     text = f"{type(raised.value).__module__}.{type(raised.value).__name__}: {raised.value}"
-    lost = RuntimeError(
-        f"Job aborted.\n  File x, line 1\n{text}\n SQLSTATE: 39000\n\tat java\n{text}"
-    )
-    return cause_of(lost, PROCESSOR, 7)
+    lost = f"Job aborted.\n  File x, line 1\n{text}\n SQLSTATE: 39000\n\tat java\n{text}"
+    return cause_of(RuntimeError(lost), PROCESSOR, 7)
 
 
 def test_the_driver_finds_the_error_of_a_task_in_sparks_text() -> None:
-    reported = told(FencedError("line one: of two\nline two"))
-    assert (type(reported), reported.message, reported.batch_id) == (
-        FencedError,
-        "line one: of two\nline two",
-        7,
-    )
-    assert (
-        cause_of(RuntimeError("statelog.errors.FencedError: not from a task"), PROCESSOR, 7) is None
-    )
+    text = "line one: of two\nline two"
+    reported = told(FencedError(text))
+    assert (FencedError, text, 7) == (type(reported), reported.message, reported.batch_id)
+    other = RuntimeError("statelog.errors.FencedError: not from a task")
+    assert cause_of(other, PROCESSOR, 7) is None
     crashed = cause_of(RuntimeError("Python worker exited unexpectedly (crashed)"), PROCESSOR, 7)
     assert isinstance(crashed, ProcessorError)
     assert "while object processed batch 7" in crashed.message
@@ -81,9 +84,7 @@ def test_an_error_of_a_users_class_is_reported_as_its_base() -> None:
 def test_the_error_of_a_missing_object_says_what_to_do() -> None:
     reported = told(ObjectNotFoundError("no object shared/x"), "s3://bucket/state")
     assert isinstance(reported, CheckpointError)
-    assert reported.message.startswith(
-        "the state in s3://bucket/state cannot be read: no object shar"
-    )
+    assert reported.message.startswith("the state in s3://bucket/state cannot be read: no object s")
     assert "statelog verify s3://bucket/state" in reported.message
     assert "checkpoint=<checkpoint id>" in reported.message
 
@@ -145,3 +146,21 @@ def test_an_exit_is_described_by_its_call() -> None:
     assert described(SystemExit(3)).startswith("it called sys.exit(3), but a processor must not")
     assert described(ProcessExit("os._exit(1)")).startswith("it called os._exit(1), but")
     assert described(KeyError("k")) == "KeyError: 'k'"
+
+
+def ack(**extras: object) -> TaskAck:
+    return TaskAck(TaskPlace(0, KeyGroupRange(0, 127)), extras=extras)
+
+
+def test_a_part_is_what_the_extension_answered_or_nothing() -> None:
+    failed = FailedPart(2, "the first")
+    assert failed is failures_of(ack(**{BAD_RECORDS: failed}))
+    assert NO_FAILURE is failures_of(ack())
+    assert part_of({}, "a", int) is None
+
+
+@pytest.mark.parametrize("extras", [{BAD_RECORDS: ()}, {"side_outputs": {}}])
+def test_a_part_of_another_type_is_not_taken_for_nothing(extras: dict[str, object]) -> None:
+    with pytest.raises(InvariantError, match=f"extension {next(iter(extras))} is a"):
+        failures_of(ack(**extras))
+        part_of(extras, "side_outputs", tuple)

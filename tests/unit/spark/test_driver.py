@@ -1,18 +1,124 @@
-"""Whether a first micro-batch follows on a checkpoint; without Spark running."""
+"""A first micro-batch follows on a checkpoint, staged files are read once, and unnamed columns are warned of."""
 
+import logging
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from tests.support.locations.batch_records import one_operator
+from tests.support.stores.dict_store import CountingStore
 
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.core.source_position import NOTHING_READ, SourceLog
 from statelog.errors import CheckpointError, FencedError
+from statelog.format.arrow_data import write_stream
+from statelog.format.buffers import checksum
+from statelog.model import FileStateHandle, KeyGroupRange
+from statelog.spark.driver import delivery as staged_rows
 from statelog.spark.driver.batch_times import BatchTimes
+from statelog.spark.driver.operator_run import UnnamedOutput
 from statelog.spark.driver.restart import FirstBatch, check_state_is_there, is_committed
+from statelog.spark.rows.interface import UnnamedColumns
+from statelog.spark.worker.protocol import TaskAck, TaskOutput, TaskPlace
+
+MISSPELT = UnnamedColumns(("customer", "total"), ("cust", "totl"))
+
+
+def ack(rows: int, unnamed: UnnamedColumns | None = None) -> TaskAck:
+    return TaskAck(
+        TaskPlace(0, KeyGroupRange(0, 127)),
+        output=TaskOutput(None, unnamed),
+        figures={"output_rows": rows},
+    )
+
+
+def warnings_of(
+    caplog: pytest.LogCaptureFixture, *batches: list[TaskAck], name: str = "Totals"
+) -> list[str]:
+    unnamed = UnnamedOutput(name)
+    with caplog.at_level(logging.WARNING, logger="statelog.spark"):
+        for batch_id, acks in enumerate(batches):
+            unnamed.committed(batch_id, acks)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_misspelt_columns_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    warned = warnings_of(caplog, [ack(0)], [ack(2, MISSPELT), ack(1, MISSPELT)], [ack(2, MISSPELT)])
+    assert warned == [
+        "no output row of Totals in batch 1 sets the columns 'customer', 'total': they are null. "
+        "The rows contain fields that are not columns: 'cust' (did you mean 'customer'?), 'totl' (did "
+        "you mean 'total'?)"
+    ]
+
+
+def test_a_column_that_another_task_names_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    other = UnnamedColumns(("total",), ("Totals",))
+    assert warnings_of(caplog, [ack(1, MISSPELT), ack(1, other)]) == [
+        "no output row of Totals in batch 0 sets the columns 'total': they are null. The rows contain "
+        "fields that are not columns: 'Totals' (did you mean 'total'?), 'cust', 'totl' (did you mean "
+        "'total'?)"
+    ]
+
+
+def test_no_warning_once_a_task_has_named_all_columns_or_without_rows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with_all_columns, without_rows = ack(1), ack(0)
+    assert not warnings_of(caplog, [ack(1, MISSPELT), with_all_columns], [ack(1, MISSPELT)])
+    assert not warnings_of(caplog, [without_rows, without_rows], [])
+
+
+def test_a_column_that_rows_leave_out_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings_of(caplog, [ack(3, UnnamedColumns(("note",), ()))]) == [
+        "no output row of Totals in batch 0 sets the columns 'note': they are null"
+    ]
+
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> CountingStore:
+    store = CountingStore()
+    monkeypatch.setattr(staged_rows, "open_location", lambda *_, **__: store)
+    return store
+
+
+def put(store: CountingStore, path: str, numbers: list[int]) -> str:
+    """Write a file of staged rows; return its handle as a task of the delivery gets it."""
+    data = write_stream([pa.record_batch([pa.array(numbers, pa.int64())], schema=SCHEMA)], SCHEMA)
+    store.put(path, data)
+    handle = FileStateHandle(path, len(data), checksum([data]))
+    return msgspec.json.encode(handle.to_json()).decode()
+
+
+def delivered(*handles: str) -> list[int]:
+    batches = [pa.record_batch([pa.array(handles, pa.string())], names=["handle"])]
+    read_batches = staged_rows._read_rows("/state", {}, SCHEMA, "the output", batches)
+    return [row["n"] for batch in read_batches for row in batch.to_pylist()]
+
+
+def test_each_file_is_read_once(store: CountingStore) -> None:
+    handles = put(store, "output/a", [1, 2]), put(store, "output/b", [3])
+    assert [1, 2, 3] == delivered(*handles)
+    assert {"output/a": 1, "output/b": 1} == store.reads
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"\x00" + data[1:]])
+def test_damage_is_reported(store: CountingStore, damage: object) -> None:
+    handle = put(store, "output/a", [1, 2])
+    data, written_at = store.objects["output/a"]
+    store.objects["output/a"] = damage(data), written_at  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match="damaged staged rows output/a in dict://") as raised:
+        delivered(handle)
+    assert "damaged" == raised.value.reason
+    del store.objects["output/a"]
+    with pytest.raises(CheckpointError, match="cannot be read: no output/a"):
+        delivered(handle)
+
 
 LOG = SourceLog(source=0, folder="0", after=3, upto=4, digest="files")
 BASE: Any = SimpleNamespace(checkpoint_id=7)
