@@ -10,10 +10,7 @@ ALL = KeyGroupRange(0, 7)
 
 def commit(owner: CheckpointCoordinator, checkpoint_id: int) -> list[StateChange]:
     """Complete a checkpoint with two changes in it, and return them."""
-    changes = [
-        (3, f"first of {checkpoint_id}".encode()),
-        (5, f"second of {checkpoint_id}".encode()),
-    ]
+    changes = [(3, b"first of %d" % checkpoint_id), (5, b"second of %d" % checkpoint_id)]
     snapshot = TaskStateSnapshot(ALL, log_inline(ALL, [changes], checkpoint_id))
     owner.trigger(checkpoint_id, [ALL])
     owner.acknowledge(checkpoint_id, snapshot)

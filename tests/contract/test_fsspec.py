@@ -61,9 +61,7 @@ def test_a_file_system_without_the_mode_is_refused(
 
     store = open_store(str(tmp_path), storage_options=FSSPEC)
     monkeypatch.setattr(type(store.file_system), "open", refuse)
-    with pytest.raises(
-        StoreError, match=r"unsupported mode 'xb'.*store checkpoints in a different"
-    ):
+    with pytest.raises(StoreError, match=r"unsupported mode 'xb'.*store checkpoints in a diff"):
         store.put_if_absent("chk-1/_metadata", b"x")
 
 

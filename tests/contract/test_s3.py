@@ -173,11 +173,9 @@ def test_to_s3_and_back(s3_environment: S3Server, s3_bucket: str, tmp_path, caps
         for checkpoint_id in report["checkpoints"]:
             with StateReader.open(location, checkpoint_id) as reader:
                 for variable in reader.variables():
-                    rows = rows_of(
-                        reader.table(variable.name, now_ms=made.taken_at_ms[checkpoint_id])
-                    )
-                    model = made.expected[checkpoint_id]
-                    assert rows == model.rows(variable.name, made.taken_at_ms[checkpoint_id])
+                    now_ms = made.taken_at_ms[checkpoint_id]
+                    rows = rows_of(reader.table(variable.name, now_ms=now_ms))
+                    assert rows == made.expected[checkpoint_id].rows(variable.name, now_ms)
 
 
 def publish_to_s3(published: Published, bucket: str) -> None:

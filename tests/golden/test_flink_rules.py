@@ -14,15 +14,13 @@ import struct
 from pathlib import Path
 
 import cramjam
-import numpy as np
-import pyarrow as pa
 import pytest
+from tests.support.locations.checkpoints import batch_of
 
 from statelog.checkpoint.coordinator import CheckpointCoordinator
 from statelog.format.segment import SegmentWriter, parse_segment
 from statelog.model import (
     ByteStreamStateHandle,
-    ChangeBatch,
     ChangelogStateHandle,
     HandleAndOffset,
     KeyGroupRange,
@@ -59,13 +57,6 @@ class FlinkReader:
         return found
 
 
-def batch(changes: list[StateChange]) -> ChangeBatch:
-    return ChangeBatch(
-        np.array([change.key_group for change in changes], np.int32),
-        pa.array([change.value for change in changes], pa.binary()),
-    )
-
-
 def in_file_order(changes: list[StateChange]) -> list[StateChange]:
     return sorted(changes, key=lambda change: change.key_group)
 
@@ -81,7 +72,7 @@ SETS = [
 @pytest.mark.parametrize("compress", [False, True], ids=["plain", "snappy"])
 def test_every_set_of_a_changelog_file_is_read(compress: bool) -> None:
     writer = SegmentWriter(compress=compress)
-    entries = [writer.add([batch(changes)]) for changes in SETS]
+    entries = [writer.add([batch_of(changes)]) for changes in SETS]
     file = b"".join(writer.finish())
     for entry, changes in zip(entries, SETS, strict=True):
         assert in_file_order(changes) == FlinkReader(file, entry.offset).changes()
@@ -102,7 +93,7 @@ def test_the_object_that_commits_a_checkpoint_is_such_a_file(compress: bool) -> 
     whole = KeyGroupRange(0, 127)
     coordinator.trigger(1, [whole])
     writer = SegmentWriter()
-    entry = writer.add([batch(SETS[2])])
+    entry = writer.add([batch_of(SETS[2])])
     inline = ByteStreamStateHandle("inline", b"".join(writer.finish()))
     log = ChangelogStateHandle(whole, (HandleAndOffset(inline, entry.offset),), 3000, 3000, "a", 1)
     coordinator.acknowledge(1, TaskStateSnapshot(whole, log))
@@ -122,7 +113,7 @@ def test_where_the_order_of_groups_is_given_the_payload_is_flinks_to_the_byte(na
     writer = SegmentWriter()
     for change_set in sorted(manifest["changeSets"], key=lambda each: each["offset"]):
         changes = FlinkReader(golden, change_set["offset"]).changes()
-        writer.add([batch(changes)])
+        writer.add([batch_of(changes)])
     ours = b"".join(writer.finish())
     assert golden == ours[: len(golden)]
     assert bytes(foreign.payload) == bytes(parse_segment(ours).payload)

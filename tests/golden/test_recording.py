@@ -13,12 +13,8 @@ FILE = Path(__file__).parent / "vectors" / "recording_v2.bin"
 
 def test_a_recording_is_read_as_it_was_written() -> None:
     (task,) = decode_file(FILE.read_bytes(), where="golden")
-    assert ("totals", 0, 1, 1) == (
-        task.operator_id,
-        task.operator,
-        task.checkpoint_id,
-        task.batch_id,
-    )
+    assert ("totals", 0) == (task.operator_id, task.operator)
+    assert (1, 1) == (task.checkpoint_id, task.batch_id)
     assert ("processingtime", 1200, 1100) == (task.time_mode, task.now_ms, task.watermark_ms)
     assert ("rows", (1,), 1, {}) == (
         task.row_format, task.key_positions, task.first_input, task.dropped,

@@ -83,9 +83,7 @@ def append_in_continuations(persists: int, appends: int) -> None:
     ("runs", "persists", "appends"),
     [(1, 40, 50), pytest.param(100, 300, 200, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
-def test_appends_in_continuations_are_in_the_log_once_under_their_key_group(
-    runs, persists, appends
-):
+def test_appends_in_continuations_are_logged_once_under_their_key_group(runs, persists, appends):
     for _ in range(runs):
         append_in_continuations(persists, appends)
 

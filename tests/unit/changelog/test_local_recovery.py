@@ -43,9 +43,7 @@ def config(tmp_path: Path) -> cl.LocalRecoveryConfig:
 
 
 @pytest.fixture
-def storage(
-    store: ScriptedStore, config: cl.LocalRecoveryConfig
-) -> Iterator[cl.FsStateChangelogStorage]:
+def storage(store, config) -> Iterator[cl.FsStateChangelogStorage]:
     with cl.FsStateChangelogStorage(store, job_id="job", local_recovery=config) as opened:
         yield opened
 
@@ -89,17 +87,6 @@ def test_the_copy_has_the_bytes_and_the_name_of_the_remote_file(storage, store, 
     ]
     assert (remote.size_bytes, 0) == (local.size_bytes, local.incremental_size_bytes)
     assert local == cl.ChangelogStateHandle.from_json(local.to_json())
-
-
-def test_a_restore_takes_copies(storage, store):
-    result = persisted(storage.create_writer("operator", ALL), b"one", b"two")
-    store.objects.clear()
-    report = cl.ReadReport()
-    changes = storage.read(handle_of(result), local=local_of(result), report=report)
-    assert [b"one", b"two"] == values_of(changes)
-    assert cl.ReadReport(local_files=1) == report
-    batches = storage.read_batches(handle_of(result), local=local_of(result))
-    assert [1, 1] == [batch.num_rows for batch in batches]
 
 
 def damage(path: Path) -> None:
@@ -188,7 +175,7 @@ def refuse(path: str, exist_ok: bool) -> None:
 
 
 @pytest.mark.parametrize("fault", [below_a_file, read_only])
-def test_h8_a_directory_that_takes_nothing_means_no_local_copy(
+def test_h8_a_folder_that_takes_nothing_means_no_local_copy(
     fault, store, config, tmp_path, monkeypatch
 ):
     fault(tmp_path / "local", monkeypatch)
@@ -226,9 +213,7 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("at", ["write", "close"])
-def test_h8_a_full_disk_means_no_local_copy_and_leaves_nothing(
-    writer, storage, monkeypatch, tmp_path, at
-):
+def test_h8_a_full_disk_means_no_local_copy_and_no_file(writer, monkeypatch, tmp_path, at):
     monkeypatch.setattr("statelog.changelog.local_registry.open", FullDisk(at), raising=False)
     assert persisted(writer, b"one").task_local is None
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]

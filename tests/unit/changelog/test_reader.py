@@ -5,14 +5,12 @@ from dataclasses import replace
 
 import pytest
 from tests.support.locations.checkpoints import log_in_file, log_inline
-from tests.support.locations.histories import NAMES, History
 from tests.support.stores.round_trips import RoundTrips
 
 from statelog.changelog import reader
 from statelog.changelog.reader import read_change_batches, read_changes, read_logs
 from statelog.errors import ObjectNotFoundError
 from statelog.model import FileStateHandle, KeyGroupRange
-from statelog.state.reader.state_reader import StateReader
 from statelog.store import CachedStore
 from statelog.testing.faulty_store import FaultyStore
 
@@ -79,22 +77,6 @@ def test_a_missing_file_is_reported():
     del store.objects[missing.path]
     with pytest.raises(ObjectNotFoundError, match=missing.path):
         list(read_logs(store, [(log, ALL) for log in logs]))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_state_is_the_same_from_a_store_that_is_far_away(seed):
-    store = FaultyStore()
-    history = History(f"far {seed}", store, retained=3)
-    history.run(12)
-    far = Far()
-    far.objects = store.objects
-    checkpoint = history.coordinator.latest
-    for name in NAMES:
-        if name in {state.name for state in history.model.schema.states if not state.dropped}:
-            near_table, far_table = (
-                StateReader(source, checkpoint).table(name) for source in (store, far)
-            )
-            assert near_table.equals(far_table)
 
 
 def test_a_set_at_an_offset_after_the_end_of_its_framed_file_is_read():

@@ -1,7 +1,7 @@
 """Which files and local copies are kept: corners, and many histories against plain models."""
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 from tests.support.changelogs import ScriptedStore
@@ -84,9 +84,8 @@ class Uploads:
         self.rng = random.Random(seed)
         self.files, self.disk = Files(), Files()
         self.copies = LocalChangelogRegistry(disk=self.disk, runtime=runtime())
-        self.registry = TaskChangelogRegistry(
-            self.files, copies=self.copies, runtime=self.copies._runtime
-        )
+        shared = self.copies._runtime
+        self.registry = TaskChangelogRegistry(self.files, copies=self.copies, runtime=shared)
         self.sets: dict[str, int] = {}
         self.confirmed: set[str] = set()
         self.used: set[str] = set()
@@ -140,91 +139,3 @@ class Uploads:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_files_are_stored_as_long_as_they_are_needed(seed):
     Uploads(seed).run()
-
-
-class Job:
-    """
-    A log with checkpoints, as the writer and the coordinator would have it; driven by a seed.
-
-    It keeps for itself which copies each checkpoint uses, and looks after every event that
-    (safety) nothing was deleted that the log, an open checkpoint or the last confirmed one needs,
-    and (liveness) nothing stays that none of them needs.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.disk = Files()
-        self.copies = LocalChangelogRegistry(disk=self.disk, runtime=runtime())
-        self.files: dict[str, bool] = {}  # path -> the log still has it
-        self.uses: dict[int, set[str]] = {}  # open or confirmed checkpoint -> copies
-        self.confirmed = 0
-        self.next_file = self.next_checkpoint = 1
-
-    def write(self) -> None:
-        path, self.next_file = f"/f{self.next_file}", self.next_file + 1
-        self.files[path] = True
-        self.disk.names.add(path)
-        self.copies.track(handle(path))
-
-    def start_checkpoint(self) -> None:
-        number, self.next_checkpoint = self.next_checkpoint, self.next_checkpoint + 1
-        used = sorted(self.files)[self.rng.randrange(len(self.files) + 1) :]
-        self.uses[number] = set(used)
-        if self.rng.random() < 0.5:
-            check(self.copies.claim([handle(path) for path in used], number), "a copy is gone")
-        else:
-            for path in used:
-                self.copies.register(handle(path), number)
-
-    def confirm(self) -> None:
-        if self.open():
-            self.confirmed = self.rng.choice(self.open())
-            for number in [checkpoint for checkpoint in self.uses if checkpoint < self.confirmed]:
-                del self.uses[number]
-            self.copies.discard_up_to_checkpoint(self.confirmed)
-
-    def abort(self) -> None:
-        if self.open():
-            number = self.rng.choice(self.open())
-            del self.uses[number]
-            for _ in range(self.rng.randrange(1, 3)):  # as each writer of the storage calls it
-                self.copies.abort(number)
-
-    def truncate(self) -> None:
-        for path in list(self.files)[: self.rng.randrange(3)]:
-            del self.files[path]
-            if any(path in uses for uses in self.uses.values()) or self.rng.random() < 0.5:
-                self.copies.release(path)
-            else:
-                self.copies.drop(path)
-
-    def abort_late(self) -> None:
-        if self.confirmed:
-            self.copies.abort(self.rng.randrange(1, self.confirmed + 1))
-
-    def open(self) -> list[int]:
-        return [number for number in self.uses if number > self.confirmed]
-
-    def run(self, steps: int = 120) -> None:
-        moves: list[Callable[[], None]] = [
-            self.write,
-            self.write,
-            self.start_checkpoint,
-            self.start_checkpoint,
-            self.confirm,
-            self.abort,
-            self.truncate,
-            self.abort_late,
-        ]
-        for _ in range(steps):
-            self.rng.choice(moves)()
-            needed = self.files.keys() | set().union(*self.uses.values())
-            stored = self.disk.names
-            check(needed <= stored, f"deleted too early: {sorted(needed - stored)}")
-            check(stored <= needed, f"stored and unneeded: {sorted(stored - needed)}")
-            check(len(self.copies) == len(needed), "other copies are tracked")
-
-
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_copies_stay_as_long_as_they_are_needed(seed):
-    Job(seed).run()

@@ -57,9 +57,7 @@ def held_storage() -> tuple[cl.FsStateChangelogStorage, HeldScheduler, ScriptedS
     return storage, scheduler, store
 
 
-def upload_together(
-    storage: cl.FsStateChangelogStorage, scheduler: HeldScheduler
-) -> cl.UploadTasksResult:
+def upload_together(storage, scheduler) -> cl.UploadTasksResult:
     uploader = cl.StateChangeFsUploader(
         storage.store, paths=LocationPaths(""), ids=RandomIds(), registry=storage.registry
     )

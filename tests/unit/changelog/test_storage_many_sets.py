@@ -49,9 +49,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_columns(storage: cl.FsStateChangelogStorage, handle: cl.ChangelogStateHandle) -> list[bytes]:
-    return [
-        value for batch in storage.read_batches(handle) for value in batch.column(1).to_pylist()
-    ]
+    batches = storage.read_batches(handle)
+    return [value for batch in batches for value in batch.column(1).to_pylist()]
 
 
 def singly(storage: cl.FsStateChangelogStorage, handle: cl.ChangelogStateHandle) -> list[bytes]:
@@ -129,9 +128,8 @@ def test_an_upload_with_too_many_sets_for_a_file_takes_several():
         files = files_of(handle)
         assert 3 == len(files) == len(store.objects) == len(storage.registry)
         # Each file has an owner of its own: the first goes with its last set, and not before.
-        per_file = [
-            sum(entry.handle == file for entry in handle.handles_and_offsets) for file in files
-        ]
+        entries = handle.handles_and_offsets
+        per_file = [sum(entry.handle == file for entry in entries) for file in files]
         writer.truncate(per_file[0] - 1)
         assert 3 == len(storage.registry)
         writer.truncate(per_file[0])

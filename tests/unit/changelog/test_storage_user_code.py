@@ -73,9 +73,7 @@ def direct(uploader: StateChangeUploader) -> cl.DirectStateChangeUploadScheduler
     return cl.DirectStateChangeUploadScheduler(uploader)
 
 
-def batching(
-    uploader: StateChangeUploader, threads: int = 5
-) -> cl.BatchingStateChangeUploadScheduler:
+def batching(uploader: StateChangeUploader, threads=5) -> cl.BatchingStateChangeUploadScheduler:
     policy = cl.RetryPolicy.fixed(max_attempts=2, timeout_s=None, delay_after_failure_s=0.001)
     runtime = system_runtime(upload_threads=threads)
     return cl.BatchingStateChangeUploadScheduler(uploader, runtime=runtime, policy=policy)

@@ -186,11 +186,8 @@ def test_the_threshold_uploads_without_a_checkpoint(store, in_batches):
                 writer.append(1, value)
         assert 1 == int(writer.next_sequence_number())
         handle = handle_of(writer.persist(0).result(60))
-        assert (1, 10, 10) == (
-            store.requests["put"],
-            handle.size_bytes,
-            handle.incremental_size_bytes,
-        )
+        assert 1 == store.requests["put"]
+        assert (10, 10) == (handle.size_bytes, handle.incremental_size_bytes)
 
 
 def test_a_confirmed_file_is_never_deleted_and_others_are(storage, writer, store):
@@ -432,9 +429,7 @@ def test_the_mailbox_is_a_keyword_too_and_takes_any_executor(scheduler, held_sto
     assert ([], 1) == (ended, len(queue.commands))
     queue.commands[0]()
     assert isinstance(ended[0].exception(), cl.UploadFailedError)
-    with pytest.raises(
-        sl.UsageError, match=r"mailbox must be a MailboxExecutor.* does not have exec"
-    ):
+    with pytest.raises(sl.UsageError, match=r"must be a MailboxExecutor.* does not have exec"):
         held_storage.create_writer("op", ALL, print)
 
 

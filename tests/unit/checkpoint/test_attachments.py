@@ -185,10 +185,7 @@ def test_objects_of_earlier_batches_are_bounded(caplog):
     job.run(job.file("c"))
     job.run(job.file("d"))
     assert ["c", "d"] == job.words()
-    assert (
-        "2 words of checkpoint 1 and earlier are dropped: a location stores at most 2"
-        in caplog.text
-    )
+    assert "2 words of checkpoint 1 and earlier are dropped: a location stores" in caplog.text
     job.run(*(job.file(str(number)) for number in range(3)))
     assert ["0", "1", "2"] == job.words()
     few = Job(policy(checkpoints_max=2, tail_bytes=0))

@@ -40,9 +40,8 @@ def filled() -> DictStore:
     store.put("taskowned/s", b"state")
     run_checkpoint(owner, 1, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"a")]]))])
     snapshot = MaterializedHandle(ALL, 1, FileStateHandle("taskowned/s", 5))
-    run_checkpoint(
-        owner, 2, [TaskStateSnapshot(ALL, log_in_file(store, ALL, [[(1, b"b")]]), snapshot)]
-    )
+    log = log_in_file(store, ALL, [[(1, b"b")]])
+    run_checkpoint(owner, 2, [TaskStateSnapshot(ALL, log, snapshot)])
     small_checkpoint(owner, 3)
     for path in (*ORPHANS, "README", "other/file"):
         store.put(path, b"12345")

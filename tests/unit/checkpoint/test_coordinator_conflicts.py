@@ -54,19 +54,6 @@ def test_a_conflict_at_the_commit_puts_the_same_name_again(conflicting):
     assert started(conflicting, "b").latest.owner_id == "a"
 
 
-def test_a_commit_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
-    owner = started(conflicting)
-    conflicting.conflicts["chk-1/_metadata"] = 10**6
-    with pytest.raises(StoreError, match=r"chk-1/_metadata .*there is no object") as raised:
-        small_checkpoint(owner, 1)
-    assert not isinstance(raised.value, ObjectExistsError)
-    assert isinstance(raised.value.__cause__, ObjectExistsError)
-    assert raised.value.path == "chk-1/_metadata"
-    assert conflicting.puts.count("chk-1/_metadata") < 20
-    conflicting.conflicts.clear()
-    assert owner.complete(1, properties={}).checkpoint_id == 1, "the call can be repeated"
-
-
 def test_a_commit_whose_winner_shows_late_is_fenced(conflicting):
     """409 before the winner is visible: reading back finds nothing, the next put meets it."""
     owner = started(conflicting)
@@ -89,26 +76,6 @@ def test_a_conflict_at_the_claim_skips_no_number(conflicting):
     small_checkpoint(second, 2)
 
 
-def test_a_claim_that_conflicts_for_ever_ends_with_a_store_error(conflicting):
-    conflicting.conflicts["chk-0/_metadata"] = 10**6
-    with pytest.raises(StoreError, match=r"chk-0/_metadata .*there is no object") as raised:
-        coordinator(conflicting).claim()
-    assert not isinstance(raised.value, ObjectExistsError)
-    assert set(conflicting.puts) == {"chk-0/_metadata"}, "no other number was tried"
-    conflicting.conflicts.clear()
-    assert coordinator(conflicting).claim() == 0
-
-
-def test_a_claim_whose_winner_shows_late_takes_the_next_number(conflicting):
-    started(conflicting, "first")
-    other = ConflictingStore()
-    other.objects.update(conflicting.objects)
-    started(other, "winner")
-    conflicting.in_flight["chk-1/_metadata"] = other.objects["chk-1/_metadata"]
-    assert coordinator(conflicting, "second").claim() == 2
-    assert bytes(conflicting.get("chk-1/_metadata")) == other.objects["chk-1/_metadata"]
-
-
 @pytest.mark.parametrize("kind", [FaultKind.CONFLICT, FaultKind.CONFLICT_THEN_DONE])
 @pytest.mark.parametrize("conflicts", [1, 2, 3])
 def test_a_conflict_does_not_fail_the_probe(conflicting, monkeypatch, kind, conflicts):
@@ -125,3 +92,22 @@ def test_a_probe_that_conflicts_for_ever_ends_with_a_store_error(conflicting, mo
     with pytest.raises(StoreError, match=r"tmp/probe-.*there is no object") as raised:
         verify_put_if_absent(conflicting)
     assert "reason" not in raised.value.facts
+
+
+@pytest.mark.parametrize("path", ["chk-0/_metadata", "chk-1/_metadata"], ids=["claim", "commit"])
+def test_a_put_that_conflicts_for_ever_ends_with_a_store_error(conflicting, path):
+    owner = coordinator(conflicting)
+    conflicting.conflicts[path] = 10**6
+    with pytest.raises(StoreError, match=rf"{path} .*there is no object") as raised:
+        owner.claim()
+        owner.restore()
+        small_checkpoint(owner, 1)
+    assert not isinstance(raised.value, ObjectExistsError)
+    assert isinstance(raised.value.__cause__, ObjectExistsError)
+    assert path == raised.value.path == conflicting.puts[-1], "no other number was tried"
+    assert conflicting.puts.count(path) < 20
+    conflicting.conflicts.clear()
+    if owner.epoch is None:
+        assert 0 == owner.claim(), "the call can be repeated"
+    else:
+        assert 1 == owner.complete(1, properties={}).checkpoint_id, "the call can be repeated"

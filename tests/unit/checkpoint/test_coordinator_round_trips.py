@@ -43,16 +43,8 @@ def location() -> ObjectStore:
         driver.acknowledge(number, snapshot)
         driver.complete(number, properties={})
         driver.clean_up()
+    assert (HANDLES, RETAINED) == (len(driver.latest.log), len(driver.checkpoints()))
     return store
-
-
-def test_the_location_is_long(location):
-    driver = coordinator(location)
-    driver.claim()
-    newest = driver.restore()
-    assert newest is not None
-    assert len(newest.log) == HANDLES
-    assert len(driver.checkpoints()) == RETAINED
 
 
 def test_a_start_takes_five_round_trips_and_a_commit_is_one_put(location, monkeypatch):
@@ -167,24 +159,6 @@ def test_a_restart_from_an_older_checkpoint_reads_it_and_the_newest_once():
     assert successor.section(5, TAG) == b"5"
     small_checkpoint(successor, successor.next_checkpoint_id)
     assert [store.reads[PATHS.metadata(number)] for number in (5, 6)] == [1, 1]
-
-
-def test_a_commit_after_the_first_look_is_found():
-    store = filled(2)
-    entries = Entries(store)
-    entries.newest()
-    small_checkpoint(started(store, "b"), 4)
-    successor = coordinator(store, "c")
-    successor.claim(entries)
-    assert successor.restore().checkpoint_id == 4
-    assert successor.section(4, TAG) is None
-
-
-def test_sections_are_read_from_the_store_once_a_checkpoint_began():
-    store = filled(2)
-    successor = started(store, "b")
-    assert small_checkpoint(successor, 4, sections={TAG: b"4"}).checkpoint_id == 4
-    assert [successor.section(number, TAG) for number in (2, 4)] == [b"2", b"4"]
 
 
 def test_large_checkpoints_that_are_pinned_are_not_read_to_tell_them_from_claims():

@@ -31,9 +31,8 @@ def store(tmp_path: Path) -> ObjectStore:
     for batch in range(3):
         record = one_operator(batch_id=batch, attachments=(DEAD_LETTERS,), went_back_to=1)
         changes = TaskStateSnapshot(ALL, log_inline(ALL, [[(1, b"%d" % batch)]]))
-        run_checkpoint(
-            driver, driver.next_checkpoint_id, [changes], properties=record.to_properties()
-        )
+        number, properties = driver.next_checkpoint_id, record.to_properties()
+        run_checkpoint(driver, number, [changes], properties=properties)
     return store
 
 

@@ -125,9 +125,8 @@ def test_tagged_checkpoints_stay_whole_in_any_order(store, seed):
                 if base >= 0 and dice.random() < 0.3:  # the log up to the last checkpoint ends
                     snapshot = snapshot_of(store, f"s{step}", base)
                 log = log_in_file(store, ALL, [[(1, value)]])
-                newest = run_checkpoint(
-                    owner, checkpoint_id, [TaskStateSnapshot(ALL, log, snapshot)]
-                )
+                of_task = TaskStateSnapshot(ALL, log, snapshot)
+                newest = run_checkpoint(owner, checkpoint_id, [of_task])
                 written[checkpoint_id] = ([] if snapshot else written.get(base, [])) + [value]
                 base = checkpoint_id
                 if dice.random() < 0.8:
@@ -183,9 +182,7 @@ def test_a_position_keeps_what_was_not_read_within_its_bound():
     history.run(3)
     assert retained(history)[0] == 2
     assert set(range(7, 11)) <= {*retained(history)} <= {2, *range(6, 11)}
-    with pytest.raises(
-        CheckpointError, match=r"checkpoint 4 .*(no longer|not exist).* cannot be pinned"
-    ):
+    with pytest.raises(CheckpointError, match=r"4 .*(no longer|not exist).* cannot be pinned"):
         position(history, "late").move(4)
     reader.move(10)
     position(history, "second").move(9)

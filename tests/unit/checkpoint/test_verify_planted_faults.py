@@ -257,9 +257,8 @@ def test_a_wrong_checksum_in_a_handle_is_found(tree):
         entry = replace(last.handles_and_offsets[1], crc32c=7)
         paths.append(entry.handle.path)
         entries = (last.handles_and_offsets[0], entry, *last.handles_and_offsets[2:])
-        return replace(
-            checkpoint, log=(*checkpoint.log[:-1], replace(last, handles_and_offsets=entries))
-        )
+        last = replace(last, handles_and_offsets=entries)
+        return replace(checkpoint, log=(*checkpoint.log[:-1], last))
 
     store = rewritten(tree, 5, change)
     item = expect(tree, store, paths[0], "damaged")

@@ -41,9 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_column_of_several_chunks_is_one_array_up_to_the_limit(kind):
     values = KINDS[kind]
     assert 5 == len(one_array(pa.chunked_array([values, values[:2]])))
-    with pytest.raises(
-        CapacityError, match=r"^state 'total': one task has more than .* GiB.*`tasks`"
-    ):
+    with pytest.raises(CapacityError, match=r"^state 'total': one task has more .* GiB.*`tasks`"):
         one_array(pa.chunked_array([values, values]), "state 'total'")
     with pytest.raises(CapacityError):
         one_array(pa.concat_arrays([values, values]))

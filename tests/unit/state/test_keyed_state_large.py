@@ -178,7 +178,7 @@ def test_the_error_of_changes_names_the_variable_and_the_setting():
     overlays = {0: [{(key,): (text_of(key, 0),) for key in range(20)}, {}]}
     with (
         arrays_of(1900),
-        pytest.raises(CapacityError, match=r"state 'text', field 's'.*GiB.*`tasks`"),
+        pytest.raises(CapacityError, match=r"'text', field 's'.*GiB.*`tasks`"),
     ):
         codec.encode(overlays)
     with (
@@ -198,7 +198,7 @@ def test_changes_of_columns_name_the_variable_and_the_setting():
     ColumnState(state.table, 0).put(keys, values)
     with (
         arrays_of(1900),
-        pytest.raises(CapacityError, match=r"state 'text', field 'value.s'.*`tasks`"),
+        pytest.raises(CapacityError, match=r"'text', field 'value.s'.*`tasks`"),
     ):
         state.table.changes()
 

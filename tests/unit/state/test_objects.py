@@ -13,7 +13,7 @@ from tests.support.state_objects import bind, bind_all
 from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
 from statelog.state import objects
-from statelog.state.encoding.changes import OperatorCodec, schema_of_changes
+from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.encoding.snapshot_file import read_snapshot, write_snapshot
 from statelog.state.encoding.values import StructCodec
 from statelog.state.heap import KeyGroupState
@@ -43,31 +43,6 @@ CODEC = OperatorCodec(SCHEMA)
 
 def empty_overlay() -> list[dict]:
     return [{} for _ in CODEC.states]
-
-
-def test_a_snapshot_is_read_by_key_group_range():
-    groups = {}
-    for key_group in range(4):
-        group = groups[key_group] = KeyGroupState(CODEC.kinds)
-        group.tables[0][(key_group,)] = (key_group, "x")
-    data = write_snapshot(CODEC, groups, {}, KeyGroupRange(0, 3), now_ms=-1)
-    tables = read_snapshot(CODEC, data, KeyGroupRange(1, 2))
-    assert [1, 2] == sorted(tables)
-    assert {(2,): (2, "x")} == tables[2][0]
-
-
-def test_the_metadata_change_brings_the_schema_back():
-    assert SCHEMA == schema_of_changes(CODEC.metadata_change())
-
-
-def test_a_list_read_before_an_append_does_not_see_it():
-    cursor = Cursor()
-    state = bind_all(CODEC, cursor)["list"]
-    cursor.enter(KeyGroupState(CODEC.kinds), empty_overlay())
-    state.append((1.0,))
-    before = state.get()
-    state.append((2.0,))
-    assert [(1.0,)] == list(before)
 
 
 def test_state_without_a_key_is_refused():

@@ -24,9 +24,7 @@ def history(seed: int, mode: Mode, folder: Path) -> World:
     return world
 
 
-def histories(
-    seeds: range, mode: Mode, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, int]:
+def histories(seeds: range, mode: Mode, folder: Path, monkeypatch) -> dict[str, int]:
     replay_in_columns(mode, monkeypatch)
     seen: dict[str, int] = {}
     for seed in seeds:

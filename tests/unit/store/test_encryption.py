@@ -78,10 +78,8 @@ def test_nothing_of_the_content_is_stored_and_no_two_objects_are_alike(plain, st
     assert stored[0][HEADER_BYTES:] != stored[1][HEADER_BYTES:]
 
 
-def refused(
-    store: EncryptedStore, name: str, size: int, match: str = "cannot be authenticated"
-) -> None:
-    with pytest.raises(CorruptionError, match=match):
+def refused(store: EncryptedStore, name: str, size: int) -> None:
+    with pytest.raises(CorruptionError, match="cannot be authenticated"):
         store.get(name)
     starts = {0, size // 2, max(size - 1, 0)}
     answers = []
@@ -272,9 +270,7 @@ def test_a_source_without_keys_is_refused(source, message):
 def test_a_line_that_is_no_key_is_named_and_not_shown(monkeypatch):
     for line in ("k1:c2hvcnQ=", "not base64!", "k1:" + text(KEY) + "x"):
         monkeypatch.setenv("THE_KEY", f"# keys\n{line}")
-        with pytest.raises(
-            InvalidOptionsError, match="line 2 of the environment variable"
-        ) as raised:
+        with pytest.raises(InvalidOptionsError, match="line 2 of the environment") as raised:
             load_keys("env:THE_KEY")
         assert line not in str(raised.value)
     monkeypatch.setenv("THE_KEY", "\n")

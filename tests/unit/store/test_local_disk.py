@@ -63,9 +63,8 @@ def test_a_put_syncs_the_file_and_then_the_folders(tmp_path, synced):
 def test_a_commit_syncs_the_bytes_before_the_name_exists(tmp_path, synced, monkeypatch):
     seen = []
     counting = os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda fd: (seen.append((tmp_path / "a/name").exists()), counting(fd))
-    )
+    name = tmp_path / "a/name"
+    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append(name.exists()), counting(fd)))
     open_store(str(tmp_path)).put_if_absent("a/name", b"x")
     assert synced[0].startswith(str(tmp_path / "tmp") + "/a-name-")
     assert synced[1:] == [str(tmp_path / "a"), str(tmp_path)]
@@ -98,9 +97,7 @@ def test_a_commit_that_cannot_be_synced_is_no_commit(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(
-        StoreError, match=r"put-if-absent a/name in file://.* failed: .*Input/output"
-    ):
+    with pytest.raises(StoreError, match=r"put-if-absent a/name in file:.* failed: .*Input/output"):
         store.put_if_absent("a/name", b"x")
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
 

@@ -78,7 +78,7 @@ def test_a_hint_shows_what_can_be_opened():
     with pytest.raises(InvalidOptionsError, match=r"abfs://.*"):
         open_store("nosuch://name/x")
     with pytest.raises(
-        InvalidOptionsError, match="does not contain a container; use az://container/path"
+        InvalidOptionsError, match="not contain a container; use az://container/path"
     ):
         open_store("az://")
 

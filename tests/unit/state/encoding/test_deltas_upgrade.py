@@ -161,9 +161,7 @@ def bound(codec: OperatorCodec, cursor: objects.Cursor) -> dict[StateKind, Any]:
     return dict(zip(KINDS, bind_all(codec, cursor).values(), strict=True))
 
 
-def check(
-    codec: OperatorCodec, group: KeyGroupState, model: Model, now: int, overlay: Any = None
-) -> None:
+def check(codec: OperatorCodec, group: Any, model: Model, now: int, overlay: Any = None) -> None:
     """Check all that a processor can read; without an overlay also what the timers' index has."""
     cursor = objects.Cursor(now)
     states = bound(codec, cursor)
@@ -373,9 +371,8 @@ def test_a_variable_made_anew_does_not_see_the_one_that_was_deleted():
     group = KeyGroupState(first.kinds)
     group.fold(old)
     snapshot = write_snapshot(first, {0: group}, {}, GROUPS, now_ms=-1)
-    dropped = evolve(
-        first.schema, replace(first.schema, states=(), deleted=frozenset("s")), now_ms=0
-    )
+    without = replace(first.schema, states=(), deleted=frozenset("s"))
+    dropped = evolve(first.schema, without, now_ms=0)
     again = evolve(dropped, replace(first.schema, states=(TEXT,)), now_ms=0)
     codec = OperatorCodec(again)
     for back in (replayed(codec, KeyGroupState(codec.kinds), log), restored(codec, snapshot)):

@@ -149,17 +149,6 @@ def test_a_stored_list_does_not_follow_the_users_list():
     assert ([1, 2],) == stored
 
 
-def test_keys_that_group_together_are_equal():
-    codec = KeyCodec(pa.schema([("f", pa.float64()), ("l", pa.list_(pa.int64()))]))
-    first = codec.to_hashable((float("nan"), [1, 2]))
-    second = codec.to_hashable((float("nan"), [1, 2]))
-    assert first == second
-    assert hash(first) == hash(second)
-    decoded = codec.decode(codec.encode([first, codec.to_hashable((None, None))]))
-    assert [first, (None, None)] == decoded
-    assert [1, 2] == codec.from_hashable(first)[1]
-
-
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0001))[0]
 NEGATIVE = [-0.0, OTHER_NAN, None, 1.5]
 POSITIVE = [0.0, math.nan, None, 1.5]

@@ -207,11 +207,10 @@ def test_keys_of_one_key_group_are_spread_over_the_table():
     hashes = hash_columns([column], schema)
     of_group = np.flatnonzero(hashes % np.uint64(128) == 3)
     index = SlotIndex(schema)
-    index.add(
-        [column.take(pa.array(of_group))], hashes[of_group], np.full(len(of_group), 3, np.int32)
-    )
+    keys = [column.take(pa.array(of_group))]
+    index.add(keys, hashes[of_group], np.full(len(of_group), 3, np.int32))
     # Each key is close to the cell where its search starts.
-    _, cells = index._search([column.take(pa.array(of_group))], hashes[of_group])
+    _, cells = index._search(keys, hashes[of_group])
     assert np.mean(cells - index._home(hashes[of_group])) < 1
 
 

@@ -86,9 +86,8 @@ def table_of(kind: StateKind, stored: dict[Any, Any]) -> Any:
 
 def shown(table: Any) -> Any:
     """Return a table as plain values, with the order of map entries."""
-    return {
-        key: list(cell.items()) if isinstance(cell, dict) else cell for key, cell in table.items()
-    }
+    cells = table.items()
+    return {key: list(cell.items()) if isinstance(cell, dict) else cell for key, cell in cells}
 
 
 def plain(delta: Any) -> Any:
@@ -306,9 +305,8 @@ def test_the_index_finds_the_entries_of_the_table(deltas, until_ms, changed):
     for delta in deltas:
         table.fold(delta)
         all_timers = [(time, key) for key, cell in table.items() for time in cell]
-        assert sorted(timer for timer in all_timers if timer[0] <= until_ms) == sorted(
-            table.due(until_ms)
-        )
+        due = [timer for timer in all_timers if timer[0] <= until_ms]
+        assert sorted(due) == sorted(table.due(until_ms))
         others = [time for time, key in all_timers if key not in changed]
         assert min(others, default=None) == table.first(changed)
 

@@ -98,9 +98,7 @@ def test_expired_rows_are_left_out_unless_they_are_asked_for():
     names = [state.name for state in reader.variables() if state.ttl_ms is not None]
     for name in names:
         assert "expires_at_ms" in reader.arrow_schema(name).names
-        assert not reader.table(name, now_ms=wall_clock_ms()).num_rows, (
-            "all of it expired years ago"
-        )
+        assert not reader.table(name, now_ms=wall_clock_ms()).num_rows, "it expired years ago"
         assert reader.table(name) == reader.table(name, now_ms=reader.as_of_ms)
         stored = rows_of(reader.table(name, include_expired=True))
         every = history.model.rows(name, None)
@@ -129,9 +127,8 @@ def test_key_group_ranges_partition_a_table(finished, cuts, name):
     reader = read(finished.store)
     bounds = [0, *sorted(cuts), GROUPS]
     ranges = [KeyGroupRange(start, stop - 1) for start, stop in itertools.pairwise(bounds)]
-    parts = [
-        reader.table(name, key_groups=key_groups, now_ms=finished.last_ms) for key_groups in ranges
-    ]
+    now_ms = finished.last_ms
+    parts = [reader.table(name, key_groups=part, now_ms=now_ms) for part in ranges]
     for part, key_groups in zip(parts, ranges, strict=True):
         assert set(part.column("key_group").to_pylist()) <= set(key_groups)
     whole = reader.table(name, now_ms=finished.last_ms)
@@ -270,9 +267,7 @@ def test_unknown_names_and_ids_list_the_known_ones(finished, tmp_path):
         reader.table("totals")
     with pytest.raises(UsageError, match=r"\[0, 6\] are not all in \[0, 5\]"):
         reader.batches("total", key_groups=KeyGroupRange(0, GROUPS))
-    with pytest.raises(
-        CheckpointError, match=rf"checkpoint 99 does not exist .*{finished.checkpoint_id}"
-    ):
+    with pytest.raises(CheckpointError, match=rf"99 does not exist .*{finished.checkpoint_id}"):
         read(finished.store, 99)
     subsumed = min(present_ids(finished.store))
     with pytest.raises(CheckpointError, match=r"no longer retained|does not exist"):
