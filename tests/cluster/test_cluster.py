@@ -90,15 +90,6 @@ def check(story: dict[str, Any], batches: int) -> None:
     assert any(one["replayed"] for one in story["catch up"])
 
 
-@pytest.mark.slow
-def test_an_executor_that_dies_in_mid_batch_and_other_numbers_of_tasks(tmp_path: Path) -> None:
-    result = run_scenario(
-        "local-cluster[2,1,1024]", tmp_path, environment(tmp_path), ["staged"], 280
-    )
-    check(result["staged"], 7)
-    assert {} == result["staged"]["first orphans"]  # nobody had died yet
-
-
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """A standalone master and two workers, which pass for two hosts, on the loopback interface."""
@@ -112,9 +103,7 @@ def master(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 @pytest.mark.parametrize(
     ("delivery", "folders"), [("staged", {"dstl", "output"}), ("direct", {"dstl"})]
 )
-def test_a_master_with_two_workers(
-    tmp_path: Path, master: tuple[str, dict[str, str]], delivery: str, folders: set[str]
-) -> None:
+def test_a_master_with_two_workers(tmp_path, master, delivery, folders):
     url, variables = master
     story = run_scenario(url, tmp_path, variables, [delivery], 800)[delivery]
     check(story, 8)

@@ -62,7 +62,7 @@ def run(tester: ProcessorTester, rows: list[Row], rng: random.Random, delay: int
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_join_finds_each_pair_once(seed: int) -> None:
+def test_the_join_finds_each_pair_once(seed):
     names, rng = names_of("join-streams.md"), random.Random(seed)
     orders = [(rng.randrange(300), float(number)) for number in range(8)]
     payments = [(rng.randrange(360), float(number)) for number in range(12)]
@@ -83,7 +83,7 @@ def test_the_join_finds_each_pair_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_as_of_join_takes_the_newest_quote_before_each_trade(seed: int) -> None:
+def test_the_as_of_join_takes_the_newest_quote_before_each_trade(seed):
     names, rng = names_of("join-streams.md"), random.Random(seed)
     quotes = [(minute, float(minute)) for minute in rng.sample(range(5, 120), 10)]
     trades = [(rng.randrange(1, 130), number) for number in range(10)]
@@ -104,7 +104,7 @@ def test_the_as_of_join_takes_the_newest_quote_before_each_trade(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_row_passes_twice_within_the_hour(seed: int) -> None:
+def test_no_row_passes_twice_within_the_hour(seed):
     names, rng = names_of("deduplicate.md"), random.Random(seed)
     rows = [Row(id="key", at=time(rng.randrange(400)), number=number) for number in range(15)]
     tester = ProcessorTester(
@@ -118,7 +118,7 @@ def test_no_row_passes_twice_within_the_hour(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_newest_ids_are_remembered_up_to_the_limit(seed: int) -> None:
+def test_the_newest_ids_are_remembered_up_to_the_limit(seed):
     names, rng = names_of("deduplicate.md"), random.Random(seed)
     ids = [rng.choice("abcdef") for _ in range(40)]
     tester = ProcessorTester(names["NewestIds"]())

@@ -1,6 +1,7 @@
 """
-The usage examples of Flink's four pages, translated name by name, run as they are written there.
+What the pages for users of Flink say: the examples run, the map names what exists.
 
+The usage examples of Flink's four pages, translated name by name, run as they are written there.
 `docs/reference/flink-map.md` names each call of the pages that is different here, and why.
 """
 
@@ -18,6 +19,9 @@ from statelog import changelog as cl
 from statelog.store import ObjectStore
 
 ALL = sl.KeyGroupRange.of(0, 127)
+EXAMPLES = (ROOT / "docs" / "how-to" / "flink-examples.md").read_text(encoding="utf-8")
+MAP = (ROOT / "docs" / "reference" / "flink-map.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class MyUploader:
@@ -54,7 +58,7 @@ def encoded(change_set: cl.StateChangeSet) -> bytes:
     return b"".join(bytes(buffer) for buffer in encode_change_set(change_set).buffers)
 
 
-def test_a_custom_uploader_makes_its_result_by_the_class_call() -> None:
+def test_a_custom_uploader_makes_its_result_by_the_class_call():
     store = sl.open_store("memory://custom")
     scheduler = cl.StateChangeUploadScheduler.direct_scheduler(MyUploader(store))
     with cl.FsStateChangelogStorage(store, scheduler=scheduler) as storage:
@@ -68,7 +72,7 @@ def test_a_custom_uploader_makes_its_result_by_the_class_call() -> None:
         ]
 
 
-def test_the_result_of_several_tasks_is_made_as_in_flink() -> None:
+def test_the_result_of_several_tasks_is_made_as_in_flink():
     sets = [cl.StateChangeSet(0, sqn, [(sqn, b"abc")]) for sqn in range(3)]
     ends: list[int] = []
     tasks = [
@@ -101,7 +105,7 @@ def test_the_result_of_several_tasks_is_made_as_in_flink() -> None:
 
 
 @pytest.mark.parametrize("delay", [0.01, dt.timedelta(milliseconds=10)])
-def test_a_duration_is_seconds_or_a_timedelta(delay: Any) -> None:
+def test_a_duration_is_seconds_or_a_timedelta(delay):
     assert cl.RetryPolicy.fixed(3, delay, delay) == cl.RetryPolicy.fixed(3, 0.01, 0.01)
     uploader = cl.StateChangeFsUploader("memory://durations")
     with cl.BatchingStateChangeUploadScheduler(
@@ -110,7 +114,7 @@ def test_a_duration_is_seconds_or_a_timedelta(delay: Any) -> None:
         assert scheduler.availability.wait(delay)
 
 
-def test_many_small_writes_take_little_more_memory_than_their_bytes() -> None:
+def test_many_small_writes_take_little_more_memory_than_their_bytes():
     store = sl.open_store("memory://small-writes")
     factory = cl.FsCheckpointStreamFactory(store, "chk-1", "shared", 0, 4096)
     number, piece = 100_000, b"0123456789"
@@ -127,12 +131,42 @@ def test_many_small_writes_take_little_more_memory_than_their_bytes() -> None:
     assert held < 1.2 * number * len(piece)
 
 
-# --- the rest of the pages ------------------------------------------------------------------------
+def sections() -> dict[str, list[str]]:
+    parts = re.split(r"^## (.+)$", EXAMPLES, flags=re.MULTILINE)[1:]
+    return {title: BLOCK.findall(text) for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def test_every_call_that_differs_has_its_reason_in_the_map() -> None:
-    page = (ROOT / "docs" / "reference" / "flink-map.md").read_text(encoding="utf-8")
-    section = page.split("## Other calls than on Flink's pages\n")[1].split("\n## ")[0]
+def test_every_section_has_code_that_checks_itself():
+    assert EXAMPLES.count("```python") == sum(map(len, sections().values()))
+    assert [] == [title for title, blocks in sections().items() if "assert " not in "".join(blocks)]
+
+
+@pytest.mark.parametrize("title", sections())
+def test_the_example_runs(title, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "example"}
+    for number, block in enumerate(sections()[title], 1):
+        exec(compile(block, f"flink-examples.md, {title}, block {number}", "exec"), names)
+
+
+def test_the_examples_use_public_names_only():
+    used = set(re.findall(r"\bcl\.(\w+)", EXAMPLES))
+    assert set() == used - set(cl.__all__)
+    assert {"from statelog import changelog as cl"} == set(
+        re.findall(r".*statelog import.*", EXAMPLES)
+    )
+
+
+def test_the_names_of_the_map_exist():
+    rows = re.findall(r"^\| `(?:\w+)` \| `(\w+).*` .*\|$", MAP, re.MULTILINE)
+    assert len(rows) > 20
+    classes = {name for name in rows if name[0].isupper()}
+    assert set() == (classes | set(re.findall(r"`cl\.(\w+)", MAP))) - set(cl.__all__)
+    assert all((ROOT / file).is_file() for file in re.findall(r"`(tests/[\w/]+\.py)", MAP))
+
+
+def test_every_call_that_differs_has_its_reason_in_the_map():
+    section = MAP.split("## Other calls than on Flink's pages\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")]
     assert 24 == len(rows)
     assert [] == [row for row in rows if not re.fullmatch(r"\| \S.* \| \S.* \|", row)]

@@ -3,11 +3,10 @@
 import random
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 from tests.support.spark.aggregates import (
     COLUMNS,
@@ -54,8 +53,8 @@ def assert_same(actual: Sequence[Row], expected: Sequence[Row], *close: str) -> 
     indirect=["zone"],
 )
 def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
-    spark: SparkSession, tmp_path: Path, seed: int, delivery: str, zone: str
-) -> None:
+    spark, tmp_path, seed, delivery, zone
+):
     rng = random.Random(seed)
     source = BatchSource(spark, tmp_path / "in", COLUMNS)
     query = Query(source, tmp_path, delivery=delivery, **FREQUENT_SNAPSHOTS)
@@ -81,7 +80,7 @@ def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
             assert_same(rows, rows_of_spark, "spread", "mean_int")
 
 
-def test_the_output_has_the_schema_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_output_has_the_schema_of_spark(spark, tmp_path):
     frame = BatchSource(spark, tmp_path / "in", COLUMNS).frame()
     keys = ["name", sf.upper("text").alias("upper"), sf.window("at", "1 hour")]
     functions = [function.alias(name) for name, function in functions_of(FUNCTIONS).items()]
@@ -90,7 +89,7 @@ def test_the_output_has_the_schema_of_spark(spark: SparkSession, tmp_path: Path)
     assert out.schema.simpleString() == of_spark.schema.simpleString()
 
 
-def test_a_batch_frame_is_aggregated_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_frame_is_aggregated_by_spark(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", COLUMNS)
     source.add(rows_of(random.Random(3), 60, 0))
     frame = spark.read.schema(source.schema).parquet(str(source.folder))
@@ -103,7 +102,7 @@ def test_a_batch_frame_is_aggregated_by_spark(spark: SparkSession, tmp_path: Pat
     assert_same(out.collect(), expected.collect(), "spread", "mean_int")
 
 
-def test_distinct_values_are_counted_approximately(spark: SparkSession, tmp_path: Path) -> None:
+def test_distinct_values_are_counted_approximately(spark, tmp_path):
     pytest.importorskip("datasketches")
     rng = random.Random(4)
     source = BatchSource(spark, tmp_path / "in", "name string, number bigint, at timestamp")
@@ -138,9 +137,7 @@ WINDOWS = {
 
 @pytest.mark.parametrize("mode", ["append", "update"])
 @pytest.mark.parametrize("keys_of", WINDOWS.values(), ids=WINDOWS)
-def test_windows_with_a_watermark_are_those_of_spark(
-    spark: SparkSession, tmp_path: Path, keys_of: Any, mode: str
-) -> None:
+def test_windows_with_a_watermark_are_those_of_spark(spark, tmp_path, keys_of, mode):
     rng, keys = random.Random(5), keys_of()
     source = BatchSource(spark, tmp_path / "in", "name string, at timestamp, value int")
     for minutes in (0, 7, 21, 18, 40, 41):
@@ -170,7 +167,7 @@ def test_windows_with_a_watermark_are_those_of_spark(
     assert all(end > watermark - timedelta(minutes=10) for end in ends)
 
 
-def test_update_without_a_watermark_keeps_all_windows(spark: SparkSession, tmp_path: Path) -> None:
+def test_update_without_a_watermark_keeps_all_windows(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", "name string, at timestamp, value int")
     source.add([("a", NOON, 1), ("a", NOON + timedelta(minutes=20), 2)])
     source.add([("a", NOON, 4)])
@@ -179,7 +176,7 @@ def test_update_without_a_watermark_keeps_all_windows(spark: SparkSession, tmp_p
     assert [(row.n, row.total) for row in later] == [(2, 5)]
 
 
-def test_an_added_aggregate_counts_from_then_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_added_aggregate_counts_from_then_on(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", "name string, value int")
     query = Query(source, tmp_path)
     source.add([("a", 1), ("a", 2)])
@@ -194,7 +191,7 @@ def test_an_added_aggregate_counts_from_then_on(spark: SparkSession, tmp_path: P
     assert by_name["b"].spread is None
 
 
-def test_an_aggregation_follows_a_stateful_operator(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_aggregation_follows_a_stateful_operator(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add_all([[(1, 5), (2, 6), (12, 7)], [(1, 5)]])
     totals = transform_with_state(source.frame().groupBy("key"), Totals(), TOTALS, tasks=2)
@@ -210,46 +207,33 @@ def test_an_aggregation_follows_a_stateful_operator(spark: SparkSession, tmp_pat
 
 
 def errors(frame: DataFrame) -> dict[str, Any]:
-    by_name = frame.groupBy("name")
+    by_name, by_window = frame.groupBy("name"), frame.groupBy(sf.window("at", "1 hour"))
+    by_session, n = frame.groupBy(sf.session_window("at", "1 hour")), F.count().alias("n")
+    array = sf.array("name")
     return {
         "at least one aggregate": lambda: aggregate(by_name),
         "no_such": lambda: aggregate(by_name, F.sum("no_such").alias("total")),
         "Use F.count(), with": lambda: aggregate(by_name, sf.count("*").alias("n")),
-        "did you mean the setting stateLocation": lambda: aggregate(
-            by_name, F.count().alias("n"), stateLocaton="/tmp"
-        ),
-        "outputMode Complete": lambda: aggregate(
-            by_name, F.count().alias("n"), outputMode="complete"
-        ),
-        "Append requires that each key ends": lambda: aggregate(
-            by_name, F.count().alias("n"), outputMode="append"
-        ),
-        "withWatermark on the input": lambda: aggregate(
-            frame.groupBy(sf.window("at", "1 hour")), F.count().alias("n"), outputMode="Append"
-        ),
-        "session_window": lambda: aggregate(
-            frame.groupBy(sf.session_window("at", "1 hour")), F.count().alias("n")
-        ),
+        "the setting stateLocation": lambda: aggregate(by_name, n, stateLocaton="/tmp"),
+        "outputMode Complete": lambda: aggregate(by_name, n, outputMode="complete"),
+        "requires that each key ends": lambda: aggregate(by_name, n, outputMode="append"),
+        "withWatermark on the input": lambda: aggregate(by_window, n, outputMode="Append"),
+        "session_window": lambda: aggregate(by_session, n),
         "duplicate columns name": lambda: aggregate(by_name, F.count().alias("name")),
-        "two aggregates have the name 'n'": lambda: aggregate(
-            by_name, F.count().alias("n"), F.sum("big").alias("n")
-        ),
-        "count() requires a name for its output column: F.count().alias(": lambda: aggregate(
-            by_name, F.count()
-        ),
+        "two aggregates have the name 'n'": lambda: aggregate(by_name, n, F.sum("big").alias("n")),
+        "requires a name for its output column: F.c": lambda: aggregate(by_name, F.count()),
         "sum takes numbers, not date": lambda: aggregate(by_name, F.sum("day").alias("n")),
-        "orders numbers": lambda: aggregate(by_name, F.min(sf.array("name")).alias("n")),
-        "in its column `by`": lambda: aggregate(
-            by_name, F.last("name", by=sf.array("name")).alias("n")
-        ),
+        "orders numbers": lambda: aggregate(by_name, F.min(array).alias("n")),
+        "in its column `by`": lambda: aggregate(by_name, F.last("name", by=array).alias("n")),
         "k=0": lambda: F.top_k("name", 0),
         "rsd=1.5": lambda: F.approx_count_distinct("name", rsd=1.5),
         "takes column names": lambda: F.sum(5),  # type: ignore[arg-type]
-        "plain grouping keys": lambda: aggregate(frame.rollup("name"), F.count().alias("n")),
+        "plain grouping keys": lambda: aggregate(frame.rollup("name"), n),
+        "the columns that its aggregates name": lambda: aggregate(by_name, n, inputColumns=["big"]),
     }
 
 
-def test_wrong_calls_are_refused_with_the_reason(spark: SparkSession, tmp_path: Path) -> None:
+def test_wrong_calls_are_refused_with_the_reason(spark, tmp_path):
     frame = BatchSource(spark, tmp_path / "in", COLUMNS).frame()
     for words, call in errors(frame).items():
         with pytest.raises(UsageError) as caught:

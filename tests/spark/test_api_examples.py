@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from tests.house.sources import ROOT
-from tests.support.spark.streams import ON_ROCKSDB, configured
+from tests.support.spark.streams import ON_ROCKSDB, configured, until
 
 import statelog
 import statelog.spark
@@ -28,10 +27,10 @@ FOLDER = "s3://bucket"
 
 
 class Totals(StatefulProcessor):
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.total = handle.getValueState("total", "total double")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+    def handleInputRows(self, key, rows, timerValues):
         total = (self.total.get() or (0.0,))[0] + sum(row.amount for row in rows)
         self.total.update((total,))
         yield Row(customer=key[0], total=total)
@@ -42,7 +41,7 @@ class ChangedTotals(Totals):
 
 
 class PandasTotals(Totals):
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+    def handleInputRows(self, key, rows, timerValues):
         for frame in rows:
             yield pd.DataFrame({"customer": [key[0]], "total": [frame.amount.sum()]})
 
@@ -82,20 +81,16 @@ def _names() -> Any:
         sys.path.remove(str(ROOT / "tools"))
 
 
-def test_every_name_of_the_front_row_has_an_example() -> None:
+def test_every_name_of_the_front_row_has_an_example():
     assert len(front_row()) > 35
     assert [] == [name for name, value in front_row().items() if not example(value)]
 
 
 def wait(query: StreamingQuery) -> None:
-    until = time.monotonic() + 120
-    while query.isActive and time.monotonic() < until:
-        if any(progress.numInputRows for progress in query.recentProgress):
-            query.processAllAvailable()
-            query.stop()
-            return
-        time.sleep(0.1)
-    raise query.exception() or AssertionError("no rows in time")
+    """Wait until a query has read rows, and is done with all that there are; stop it."""
+    until(lambda: query.exception() or any(p.numInputRows for p in query.recentProgress), "rows")
+    query.processAllAvailable()
+    query.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +134,7 @@ LAST = ("statelog.untag", "statelog.edit", "statelog.forget")
 """What makes the state that the others read comes first, what changes it comes last."""
 
 
-def test_the_examples_run(spark: SparkSession, names: dict[str, Any], tmp_path: Path) -> None:
+def test_the_examples_run(spark, names, tmp_path):
     everything = front_row()
     between = [name for name in everything if name not in FIRST + LAST]
     try:

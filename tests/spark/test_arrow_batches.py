@@ -1,8 +1,6 @@
 """Spark does not measure Arrow batches whose rows have a fixed width, and only while a job runs."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,47 +20,38 @@ def session(spark: SparkSession) -> SparkSession:
     return spark.newSession()
 
 
-def while_it_runs(session: SparkSession, column: str) -> str | None:
+@pytest.mark.parametrize(
+    ("column", "conf", "limit"),
+    [
+        (NUMBERS, {}, NOT_MEASURED),
+        ("'text' AS x", {}, None),
+        ("array(id) AS x", {}, None),
+        ("struct(id, 'text') AS x", {}, None),
+        (NUMBERS, {MAX_BYTES: "100MB"}, "100MB"),  # a limit of the user stays
+        (NUMBERS, {MAX_RECORDS: "-1"}, None),  # without a limit of rows
+        (NUMBERS, {MAX_RECORDS: "0"}, None),
+        (NUMBERS, {MAX_RECORDS: "100000000"}, None),
+    ],
+)
+def test_numbers_are_not_measured_while_the_job_runs(session, column, conf, limit):
+    for name, value in conf.items():
+        session.conf.set(name, value)
     rows = session.range(3).selectExpr("id", column)
     with ArrowBatches().not_measured(rows, "columns"):
-        return session.conf.get(MAX_BYTES, None)
+        assert limit == session.conf.get(MAX_BYTES, None)
+    assert conf.get(MAX_BYTES) == session.conf.get(MAX_BYTES, None)
 
 
-def test_numbers_are_not_measured_while_the_job_runs(session: SparkSession) -> None:
-    assert while_it_runs(session, NUMBERS) == NOT_MEASURED
-    assert session.conf.get(MAX_BYTES, None) is None
-
-
-@pytest.mark.parametrize("column", ["'text' AS x", "array(id) AS x", "struct(id, 'text') AS x"])
-def test_rows_of_any_size_are_measured(session: SparkSession, column: str) -> None:
-    assert while_it_runs(session, column) is None
-
-
-def test_a_limit_of_the_user_stays(session: SparkSession) -> None:
-    session.conf.set(MAX_BYTES, "100MB")
-    assert while_it_runs(session, NUMBERS) == "100MB"
-    assert session.conf.get(MAX_BYTES) == "100MB"
-
-
-@pytest.mark.parametrize("records", ["-1", "0", "100000000"])
-def test_without_a_limit_of_rows_they_are_measured(session: SparkSession, records: str) -> None:
-    session.conf.set(MAX_RECORDS, records)
-    assert while_it_runs(session, NUMBERS) is None
-
-
-def test_the_limit_is_set_back_after_an_error(session: SparkSession) -> None:
+def test_the_limit_is_set_back_after_an_error_and_stays_if_it_is_set_meanwhile(session):
     with pytest.raises(ZeroDivisionError), ArrowBatches().not_measured(session.range(3), "id"):
         raise ZeroDivisionError
     assert session.conf.get(MAX_BYTES, None) is None
-
-
-def test_what_is_set_meanwhile_stays(session: SparkSession) -> None:
     with ArrowBatches().not_measured(session.range(3), "id"):
         session.conf.set(MAX_BYTES, "7MB")
     assert session.conf.get(MAX_BYTES) == "7MB"
 
 
-def test_batches_still_end_after_the_number_of_rows(session: SparkSession) -> None:
+def test_batches_still_end_after_the_number_of_rows(session):
     session.conf.set(MAX_RECORDS, "100")
     rows = session.range(0, 1000, 1, 1)
 
@@ -78,10 +67,10 @@ def test_batches_still_end_after_the_number_of_rows(session: SparkSession) -> No
 class Total(StatefulProcessor):
     """The running total of a key, and the limit that holds for its task."""
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.total = handle.getValueState("total", "total long")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+    def handleInputRows(self, key, rows, timerValues):
         from pyspark import TaskContext
         from pyspark.sql import Row
 
@@ -92,11 +81,12 @@ class Total(StatefulProcessor):
         yield Row(key=key[0], total=total, limit=context.getLocalProperty(MAX_BYTES))
 
 
-@pytest.mark.parametrize("delivery", ["direct", "staged"])
-@pytest.mark.parametrize(("kind", "limit"), [("long", NOT_MEASURED), ("string", None)])
+@pytest.mark.parametrize(
+    ("delivery", "kind", "limit"), [("direct", "long", NOT_MEASURED), ("staged", "string", None)]
+)
 def test_a_query_whose_rows_have_a_fixed_width_is_not_measured(
-    spark: SparkSession, tmp_path: Path, delivery: str, kind: str, limit: str | None
-) -> None:
+    spark, tmp_path, delivery, kind, limit
+):
     source = BatchSource(spark, tmp_path / "in", f"key {kind}, n long")
     key: Callable[[int], object] = str if kind == "string" else int
     for _ in range(3):

@@ -1,14 +1,10 @@
 """A query continues past bad records on Spark: all other keys are exact, and a resend is too."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.support.spark.columnar_totals import ColumnarTotals
 from tests.support.spark.processors import (
     INPUT,
     TOTALS,
@@ -24,7 +20,6 @@ import statelog as sl
 from statelog.errors import UsageError
 from statelog.metrics import Metrics
 from statelog.spark import (
-    ColumnarProcessor,
     aggregate,
     transform_with_state,
     transform_with_state_in_pandas,
@@ -41,9 +36,7 @@ def without_failed_keys(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("delivery", "in_pandas"), [("staged", False), ("direct", True)])
-def test_keys_that_fail_are_left_out_and_counted(
-    spark: SparkSession, tmp_path: Path, delivery: str, in_pandas: bool
-) -> None:
+def test_keys_that_fail_are_left_out_and_counted(spark, tmp_path, delivery, in_pandas):
     metrics = Metrics()
     kind = FrameTotals if in_pandas else Totals
     transform = transform_with_state_in_pandas if in_pandas else transform_with_state
@@ -87,7 +80,7 @@ def check_totals(job: Job) -> None:
             assert {"total": total, "rows": count} == state.get("total", key)
 
 
-def test_skipped_keys_leave_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:
+def test_skipped_keys_leave_nothing_behind(spark, tmp_path):
     job = totals_job(spark, tmp_path, Totals(POISON))
     job.source.add_all(BATCHES)
     with configured(spark, {"spark.statelog.onError": "skip"}):
@@ -106,11 +99,10 @@ def test_skipped_keys_leave_nothing_behind(spark: SparkSession, tmp_path: Path) 
         assert ["[5]"] == state.dead_letters()["key"].to_pylist()
 
 
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_frozen_keys_wait(spark: SparkSession, tmp_path: Path, delivery: str) -> None:
+def test_frozen_keys_wait(spark, tmp_path):
     """Over a restart, which unfreezes nothing."""
     model, frozen, held_back = TotalsModel(), set[int](), []
-    options: dict[str, Any] = {"delivery": delivery, "onError": "freeze", "tasks": 2}
+    options: dict[str, Any] = {"delivery": "direct", "onError": "freeze", "tasks": 2}
     job = totals_job(spark, tmp_path, Totals(POISON), **options)
     for rows in BATCHES:
         frozen |= {key for key, amount in rows if amount == POISON}
@@ -133,7 +125,7 @@ def test_frozen_keys_wait(spark: SparkSession, tmp_path: Path, delivery: str) ->
         assert 0 == state.table("$frozen").num_rows
 
 
-def test_rows_are_stored_with_all_columns(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_are_stored_with_all_columns(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", f"{INPUT}, note string")
     source.add([(1, POISON, "of nobody"), (2, 1, "")])
 
@@ -145,14 +137,9 @@ def test_rows_are_stored_with_all_columns(spark: SparkSession, tmp_path: Path) -
         written = stream.writeStream.option("checkpointLocation", str(tmp_path / name / "query"))
         return written.trigger(availableNow=True).format("noop")
 
-    for option, value in (
-        ("onError", "dead-letter"),
-        ("onError", "freeze"),
-        ("record.share", "1.0"),
-    ):
-        with pytest.raises(
-            UsageError, match=f"{option.removesuffix('.share')} records rows with all columns"
-        ):
+    for option, value in (("onError", "freeze"), ("record.share", "1.0")):
+        message = f"{option.removesuffix('.share')} records rows with all columns"
+        with pytest.raises(UsageError, match=message):
             writer("late").option(f"statelog.{option}", value).start()
     wait(writer("skips").option("statelog.onError", "skip").start())
     wait(writer("code", onError="dead-letter").start())
@@ -163,51 +150,27 @@ def test_rows_are_stored_with_all_columns(spark: SparkSession, tmp_path: Path) -
             assert ["of nobody"] == state.dead_letter_rows()["note"].to_pylist()
 
 
-def test_processors_of_batches_reject_the_setting(spark: SparkSession, tmp_path: Path) -> None:
-    class Columns(ColumnarProcessor):
-        def init(self, handle: Any) -> None:
-            self.total = handle.getColumnState("total", "total bigint")
-
-        def process(self, keys: Any, rows: Any, times: Any) -> Iterator[pa.Table]:
-            yield from ()
-
-    processor: Any = Columns()
+def test_processors_of_batches_reject_the_setting(spark, tmp_path):
+    processor: Any = ColumnarTotals()
     job = totals_job(spark, tmp_path, processor, onError="skip")
-    job.source.add([(1, 1)])
-    with pytest.raises(UsageError, match="onError='skip' cannot be used with Columns"):
-        job.run(output="key bigint")
-    totals = aggregate(
-        job.source.frame().groupBy("key"), F.sum("amount").alias("amount"), onError="dead-letter",
-        stateLocation=str(tmp_path / "other"),
-    )  # fmt: skip
+    with pytest.raises(UsageError, match="onError='skip' cannot be used with ColumnarTotals"):
+        job.start()
+    amount = F.sum("amount").alias("amount")
+    totals = aggregate(job.source.frame().groupBy("key"), amount, onError="dead-letter")
     writer = totals.writeStream.option("checkpointLocation", str(tmp_path / "aggregate"))
     with pytest.raises(UsageError, match="onError='dead-letter' cannot be used with aggregate"):
         writer.format("noop").start()
 
 
-class Second(StatefulProcessor):
-    """Counts the totals of a key; an odd total is poison."""
-
-    def init(self, handle: Any) -> None:
-        self.count = handle.getValueState("count", "n bigint")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        for row in rows:
-            (n,) = self.count.get() or (0,)
-            self.count.update((n + 1,))
-            if row.total % 2:
-                raise ValueError(f"{row.total} is odd")
-        yield Row(key=key[0], total=self.count.get()[0], rows=0)
-
-
-def test_each_operator_of_a_query_has_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_operator_of_a_query_has_dead_letters(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([(1, 2), (2, 3), (3, POISON), (4, 4)])
     first = transform_with_state(
         source.frame().groupBy("key"), Totals(POISON), TOTALS, stateLocation=str(tmp_path / "state"),
         onError="dead-letter",
     )  # fmt: skip
-    both = transform_with_state(first.groupBy("key"), Second(), TOTALS)
+    totals = first.selectExpr("key", "total as amount").groupBy("key")
+    both = transform_with_state(totals, Totals(3), TOTALS)
     (rows,) = run_to_end(both, tmp_path / "query")
     assert [1, 4] == sorted(row.key for row in rows)
     keys = {

@@ -1,16 +1,14 @@
 """Columnar processors on Spark: the same state as processors of Rows, whole columns at a time."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from tests.support.spark.columnar_totals import ColumnarTotals
 from tests.support.spark.processors import INPUT, TOTALS, Totals, TotalsModel, totals_job
-from tests.support.spark.streams import FREQUENT_SNAPSHOTS, Job, in_order
+from tests.support.spark.streams import FREQUENT_SNAPSHOTS, in_order
 
 import statelog as sl
 from statelog.errors import CheckpointError, ProcessorError, UsageError
@@ -20,7 +18,6 @@ from statelog.spark import (
     transform_with_state,
     transform_with_state_in_pandas,
 )
-from statelog.testing import ProcessorTester
 
 
 def rows_of(rng: random.Random) -> list[tuple[int, int]]:
@@ -28,7 +25,7 @@ def rows_of(rng: random.Random) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_rows_and_columns_share_state(spark: SparkSession, tmp_path: Path, delivery: str) -> None:
+def test_rows_and_columns_share_state(spark, tmp_path, delivery):
     rng = random.Random(7)
     job = totals_job(spark, tmp_path, delivery=delivery, **FREQUENT_SNAPSHOTS)
     model = TotalsModel()
@@ -46,7 +43,7 @@ def test_rows_and_columns_share_state(spark: SparkSession, tmp_path: Path, deliv
     assert totals == dict(model.totals)
 
 
-def test_a_batch_frame_and_initial_state(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_frame_and_initial_state(spark, tmp_path):
     frame = spark.createDataFrame([(1, 5), (2, 7), (1, 1)], INPUT)
     out = transform_with_state(frame.groupBy("key"), ColumnarTotals(), TOTALS)
     assert in_order(out.collect()) == [(1, 6, 2), (2, 7, 1)]
@@ -60,71 +57,41 @@ def test_a_batch_frame_and_initial_state(spark: SparkSession, tmp_path: Path) ->
     assert job.take_in_order() == [[(1, 105, 1), (2, 7, 1)], [(3, 301, 1)]]
 
 
-class Wrong(ColumnarTotals):
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def init(self, handle: Any) -> None:
-        super().init(handle)
-        if self.what == "list":
-            handle.getListState("list", "n bigint")
-
-    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
-        match self.what:
-            case "raises":
-                raise ArithmeticError("no such sum")
-            case "rows":
-                self.total.put(
-                    keys, {"total": [1] * (len(keys) + 1), "rows": [1] * (len(keys) + 1)}
-                )
-            case "field":
-                self.total.put(keys, {"total": [1] * len(keys)})
-            case "type":
-                self.total.put(keys, {"total": ["x"] * len(keys), "rows": [1] * len(keys)})
-            case "output":
-                yield {"key": keys["key"]}
+class Raising(ColumnarTotals):
+    def process(self, keys, rows, times):
+        raise ArithmeticError("no such sum")
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("rows", "3 rows for 2 keys"),
-        ("field", "state 'total' has the columns total, rows, but the table has total"),
-        ("type", "field 'total' takes int64, not string"),
-        ("output", "the output has the columns key, total, rows"),
-    ],
-)
-def test_columns_that_do_not_fit_are_an_error(what: str, message: str) -> None:
-    tester = ProcessorTester(Wrong(what), keySchema="key long", outputStructType=TOTALS)
-    with pytest.raises((ProcessorError, UsageError), match=message):
-        tester.testColumns({"key": [1, 2], "amount": [5, 7]})
+class WithList(ColumnarTotals):
+    def init(self, handle):
+        handle.getListState("list", "n bigint")
 
 
-def test_a_batch_whose_processor_raised_is_repeated(job: Job) -> None:
+def test_a_batch_whose_processor_raised_is_repeated(job):
     job.source.add([(1, 5), (2, 7)])
-    message = "Wrong.process failed for 2 keys of the key groups .*no such sum"
+    message = "Raising.process failed for 2 keys of the key groups .*no such sum"
     with pytest.raises(StreamingQueryException, match=message):
-        job.run(processor=Wrong("raises"), tasks=1)
+        job.run(processor=Raising(), tasks=1)
     job.run(processor=ColumnarTotals())
     assert job.take_in_order() == [[(1, 5, 1), (2, 7, 1)]]
 
 
 class Listing(StatefulProcessor):
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.all = handle.getListState("all", "amount bigint")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         self.all.appendList([(row.amount,) for row in rows])
         yield Row(key=key[0], total=0, rows=0)
 
 
-def test_what_columns_cannot_do_is_refused(job: Job, tmp_path: Path) -> None:
+def test_what_columns_cannot_do_is_refused(job, tmp_path):
     job.source.add([(1, 5)])
     grouped = job.source.frame().groupBy("key")
     with pytest.raises(UsageError, match="pass it to transform_with_state"):
         transform_with_state_in_pandas(grouped, ColumnarTotals(), TOTALS)  # type: ignore[arg-type]
     with pytest.raises(ProcessorError, match="use getColumnState"):
-        transform_with_state(grouped, Wrong("list"), TOTALS)
+        transform_with_state(grouped, WithList(), TOTALS)
     job.run(processor=Listing())
     job.source.add([(1, 5)])
     with pytest.raises(CheckpointError, match="does not declare: 'all'"):

@@ -85,13 +85,13 @@ def _rows(batch: Any) -> list[dict[str, Any]]:
     return pa.record_batch(batch).to_pylist()
 
 
-def test_each_row_is_written_once_or_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_row_is_written_once_or_refused(spark, tmp_path):
     run(spark, 1000, tmp_path / "course", steps=3)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_many_courses_on_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_many_courses_on_spark(spark, tmp_path):
     totals: Counter[str] = Counter()
     seeds = range(1000, 1000 + MANY)
     with evidence.campaign(

@@ -19,7 +19,7 @@ def newest(spark: SparkSession, table: Path) -> list[tuple[str, int, str]]:
     )
 
 
-def test_tables_of_another_writer_are_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_of_another_writer_are_read(spark, tmp_path):
     deltalake = pytest.importorskip("deltalake")
     rows = pa.table({"number": [1]})
 
@@ -41,7 +41,7 @@ def test_tables_of_another_writer_are_read(spark: SparkSession, tmp_path: Path) 
     )
 
 
-def test_checkpoints_of_every_kind_are_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_checkpoints_of_every_kind_are_read(spark, tmp_path):
     """Classic, in parts, and of version 2; one whose parts are missing does not count."""
     log = tmp_path / "_delta_log"
     log.mkdir()

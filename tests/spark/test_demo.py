@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,11 @@ def finished(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-@pytest.fixture
-def copied(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the finished job, to be damaged."""
-    return Path(shutil.copytree(finished, tmp_path / "copy"))
-
-
 def newest(rows: list[Row]) -> dict[str, tuple[Any, ...]]:
     return {row.customer: tuple(row[name] for name in FIELDS) for row in rows}
 
 
-def test_the_result_is_that_of_the_batch_query(spark: SparkSession, finished: Path) -> None:
+def test_the_result_is_that_of_the_batch_query(spark, finished):
     result = check(spark, config_in(finished))
     assert [] == result["differences"]
     assert result["exact"]
@@ -60,7 +54,7 @@ def test_the_result_is_that_of_the_batch_query(spark: SparkSession, finished: Pa
     assert 20 < result["customers"] < result["sessions"] < result["orders"] < result["lines"]
 
 
-def test_the_processor_runs_unchanged_on_sparks_state(spark: SparkSession, finished: Path) -> None:
+def test_the_processor_runs_unchanged_on_sparks_state(spark, finished):
     with configured(spark, ON_ROCKSDB):
         grouped = read_lines(spark.read, config_in(finished)).groupBy("customer")
         rows = row_operator(grouped)(CustomerTotals(), OUTPUT, "Update", "None").collect()
@@ -69,33 +63,31 @@ def test_the_processor_runs_unchanged_on_sparks_state(spark: SparkSession, finis
     )
 
 
-def test_a_missing_batch_is_found(spark: SparkSession, copied: Path) -> None:
-    shutil.rmtree(copied / "output" / "batch=1")
-    result = check(spark, config_in(copied))
-    assert not result["exact"]
-    assert 2 == result["batches"]
-    assert any(text.startswith("lines of all batches") for text in result["differences"])
+def test_what_is_wrong_is_found(spark, finished, tmp_path):
+    def checked(name: str, damage: Callable[[Path], object]) -> dict[str, Any]:
+        copy = Path(shutil.copytree(finished, tmp_path / name))
+        damage(copy)
+        result = check(spark, config_in(copy))
+        assert not result["exact"]
+        return result
+
+    missing = checked("missing", lambda copy: shutil.rmtree(copy / "output" / "batch=1"))
+    assert 2 == missing["batches"]
+    assert any(text.startswith("lines of all batches") for text in missing["differences"])
+    twice = checked(
+        "twice", lambda copy: shutil.copytree(copy / "output/batch=2", copy / "output/batch=3")
+    )
+    assert all(text.startswith("lines of all batches") for text in twice["differences"])
+    first, *others = (finished / "input" / "00002.csv").read_text().splitlines(keepends=True)
+    other_input = checked(
+        "state", lambda copy: (copy / "input" / "00002.csv").write_text("".join(others))
+    )
+    assert other_input["difference_count"] >= 2
+    wrong = f"state, account: wrong {first.partition(',')[0]}, "
+    assert any(wrong in text for text in other_input["differences"])
 
 
-def test_a_batch_that_counts_twice_is_found(spark: SparkSession, copied: Path) -> None:
-    shutil.copytree(copied / "output" / "batch=2", copied / "output" / "batch=3")
-    result = check(spark, config_in(copied))
-    assert not result["exact"]
-    assert all(text.startswith("lines of all batches") for text in result["differences"])
-
-
-def test_a_state_that_differs_is_found(spark: SparkSession, copied: Path) -> None:
-    file = copied / "input" / "00002.csv"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[1:]))
-    customer = lines[0].partition(",")[0]
-    result = check(spark, config_in(copied))
-    assert not result["exact"]
-    assert result["difference_count"] >= 2
-    assert any(f"state, account: wrong {customer}, " in text for text in result["differences"])
-
-
-def test_a_job_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_job_that_fails_shows_the_end_of_its_log(tmp_path):
     program = ("-c", "import sys; print('the reason', file=sys.stderr); sys.exit(3)")
     with (
         pytest.raises(StatelogError, match=r"(?s)status 3.*the reason"),
@@ -123,7 +115,7 @@ def run_demo(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]
     return program.returncode, json.loads(lines[0]) if len(lines) == 1 else {}, program.stderr
 
 
-def test_a_job_killed_in_the_middle_is_exact(tmp_path: Path) -> None:
+def test_a_job_killed_in_the_middle_is_exact(tmp_path):
     status, document, shown = run_demo(
         tmp_path, "--orders", "1500", "--batches", "8", "--location", str(tmp_path / "state")
     )
@@ -155,7 +147,7 @@ def started(process: "subprocess.Popen[str]") -> Iterator[str]:
             return
 
 
-def test_an_interrupt_ends_the_job_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_job_and_leaves_nothing(tmp_path):
     process = subprocess.Popen(
         [*PROGRAM, "--json"],
         env=environment(tmp_path),
@@ -199,7 +191,7 @@ def write_retail(folder: Path, files: int) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not RETAIL.is_dir(), reason="the Online Retail data is not here")
 @pytest.mark.parametrize(("tasks", "delivery"), [((2, 7), "staged"), ((7, 1), "direct")])
-def test_the_real_data_is_exact(tasks: tuple[int, int], delivery: str, tmp_path: Path) -> None:
+def test_the_real_data_is_exact(tasks, delivery, tmp_path):
     write_retail(tmp_path / "input", 24)
 
     def run(count: int, *, last: bool) -> JobProcess:

@@ -8,10 +8,9 @@ import datetime as dt
 import decimal
 import random
 from functools import partial
-from pathlib import Path
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from tests.support.spark.random_programs import (
     BESIDE_SPARK,
     FLAVOURS,
@@ -40,7 +39,7 @@ SEED = 20_110_109
 
 
 @pytest.mark.parametrize("flavour", BESIDE_SPARK)
-def test_programs_see_state_as_on_spark(flavour: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_programs_see_state_as_on_spark(flavour, spark, tmp_path):
     rng = random.Random(f"{SEED} {flavour}")
     transform, processor = FLAVOURS[flavour]
     source = BatchSource(spark, tmp_path / "in", INPUT)
@@ -59,7 +58,7 @@ def test_programs_see_state_as_on_spark(flavour: str, spark: SparkSession, tmp_p
 
 
 @needs((4, 2), "timers of keys with a struct")
-def test_keys_of_timers_are_those_that_spark_shows(spark: SparkSession) -> None:
+def test_keys_of_timers_are_those_that_spark_shows(spark):
     at = dt.datetime(2011, 12, 9, 12, 50, 0, 1, dt.UTC)
     keys = [
         (at, at.date(), Row(a=1, b=Row(at=at)), decimal.Decimal("1.50"), -0.5),

@@ -3,7 +3,6 @@
 import doctest
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -69,7 +68,7 @@ def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 @pytest.mark.parametrize("flavour", [pytest.param("row", marks=ROWS), "pandas"])
-def test_printed_processors_fail_and_answer_alike(flavour: str, rocksdb: SparkSession) -> None:
+def test_printed_processors_fail_and_answer_alike(flavour, rocksdb):
     grouped = rocksdb.createDataFrame(SENSORS, "id string, temperature long").groupBy("id")
     wrong = r"takes 3 positional arguments but 4 were given|has the parameters \(key, rows\)"
     broken: list[tuple[list[Any], str]] = [([], wrong)]
@@ -86,7 +85,7 @@ def test_printed_processors_fail_and_answer_alike(flavour: str, rocksdb: SparkSe
 
 
 @pytest.mark.parametrize("flavour", [pytest.param("row", marks=ROWS), "pandas"])
-def test_sensors_count_over_a_restart(flavour: str, rocksdb: SparkSession, tmp_path: Path) -> None:
+def test_sensors_count_over_a_restart(flavour, rocksdb, tmp_path):
     rng = random.Random(f"sensors {flavour}")
     source = BatchSource(rocksdb, tmp_path / "in", "id string, temperature long")
     options = {"transform": FLAVOURS[flavour][1]}

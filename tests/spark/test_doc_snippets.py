@@ -1,28 +1,26 @@
 """The code of README and docs runs: the pages that need a Spark session."""
 
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from tests.support.project.snippets import pages_to_run, run_page
+from tests.support.spark.streams import until
 
 import statelog.spark
 
 PAGES = pages_to_run(with_spark=True)
-BATCH_TIMEOUT_S = 120
 
 
 def wait_for_batches(query: StreamingQuery) -> None:
     """Wait until a query has finished a micro-batch with rows, other than its first one."""
-    deadline = time.monotonic() + BATCH_TIMEOUT_S
-    while query.isActive and time.monotonic() < deadline:
-        if any(batch.numInputRows and batch.batchId for batch in query.recentProgress):
-            return
-        time.sleep(0.1)
-    raise query.exception() or AssertionError(f"no rows within {BATCH_TIMEOUT_S} s")
+
+    def has_rows() -> bool:
+        return any(batch.numInputRows and batch.batchId for batch in query.recentProgress)
+
+    until(lambda: has_rows() or not query.isActive, "a micro-batch with rows")
+    assert has_rows(), query.exception()
 
 
 @pytest.fixture
@@ -39,14 +37,12 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
             spark.conf.unset(key)
 
 
-def test_there_are_pages() -> None:
+def test_there_are_pages():
     assert {"README.md", "docs/tutorial/from-spark.md", "docs/how-to/spark.md"} <= set(PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_code_of_the_page_runs(
-    page: str, session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_code_of_the_page_runs(page, session, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(page, tmp_path, {"__name__": "snippets", "wait_for_batches": wait_for_batches})
     for query in session.streams.active:

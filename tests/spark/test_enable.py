@@ -42,9 +42,7 @@ def run(frame: DataFrame, checkpoint: Path, name: str = "totals", **options: Any
 
 
 @ROWS
-def test_an_enabled_session_runs_sparks_own_call_on_statelog(
-    session: SparkSession, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_an_enabled_session_runs_sparks_own_call_on_statelog(session, spark, tmp_path):
     sparks_own = GroupedData.transformWithState
     source = BatchSource(session, tmp_path / "in", INPUT)
     enable(session)
@@ -100,9 +98,7 @@ def test_an_enabled_session_runs_sparks_own_call_on_statelog(
     assert not isinstance(totals(source), StatefulStream)
 
 
-def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_enabled_session_takes_rows_where_spark_itself_does_not(session, tmp_path, monkeypatch):
     """As on 4.0, whose GroupedData has the pandas flavour alone."""
     for kind in GroupedData.__mro__:  # it is a base class that has the method
         if "transformWithState" in vars(kind):
@@ -120,9 +116,7 @@ def test_an_enabled_session_takes_rows_where_spark_itself_does_not(
     assert not hasattr(GroupedData, "transformWithState")
 
 
-def test_a_session_made_from_an_enabled_one_warns(
-    session: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_session_made_from_an_enabled_one_warns(session, tmp_path, caplog):
     enable(session)
     session.conf.set(LOCATION, "checkpoint")
     others = [session.newSession() for _ in range(2)]
@@ -139,20 +133,8 @@ def test_a_session_made_from_an_enabled_one_warns(
     assert "Call enable(session)" in warnings[0]
 
 
-def test_a_processor_with_a_broadcast_is_rejected(session: SparkSession, tmp_path: Path) -> None:
-    enable(session)
-    session.conf.set(LOCATION, "checkpoint")
-    processor: Any = Totals()
-    processor.table = session.sparkContext.broadcast({"a": 1})
-    grouped = BatchSource(session, tmp_path / "in", INPUT).frame().groupBy("key")
-    with pytest.raises(UsageError, match=r"Totals contains a broadcast variable"):
-        grouped.transformWithStateInPandas(processor, TOTALS, "Update", "None")
-
-
 @ROWS
-def test_a_query_on_sparks_own_state_does_not_go_on_without_it(
-    session: SparkSession, tmp_path: Path
-) -> None:
+def test_a_query_on_sparks_own_state_does_not_go_on_without_it(session, tmp_path):
     source = BatchSource(session, tmp_path / "in", INPUT)
     source.add([(1, 2)])
     with configured(session, ON_ROCKSDB):
@@ -164,7 +146,7 @@ def test_a_query_on_sparks_own_state_does_not_go_on_without_it(
 
 
 @ROWS
-def test_observers_see_the_unmodified_queries(session: SparkSession, tmp_path: Path) -> None:
+def test_observers_see_the_unmodified_queries(session, tmp_path):
     seen: list[BatchProgress] = []
     metrics = Metrics()
     enable(session, on_progress=seen.append, metrics=metrics)

@@ -4,7 +4,6 @@ import base64
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from tests.support.locations.sequence_entries import committed
 from tests.support.spark.processors import Totals, TotalsModel
 from tests.support.spark.streams import FREQUENT_SNAPSHOTS, BatchSource, Job
@@ -24,9 +23,7 @@ def command(*arguments: str, status: int = 0) -> None:
     assert run(arguments) == status, arguments
 
 
-def test_an_encrypted_location_is_used_like_any_other(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_an_encrypted_location_is_used_like_any_other(spark, tmp_path, monkeypatch, capsys):
     keys = tmp_path / "keys"
     for name, key in ((keys, bytes(32)), (tmp_path / "other", bytes(range(32)))):
         name.write_text(base64.b64encode(key).decode())

@@ -1,6 +1,11 @@
-"""What fails says what, where and what to do; what was committed stays, and a restart is exact."""
+"""What fails says first what, where and what to do; what was committed stays, and a restart is exact."""
 
+import os
+import re
+import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +16,12 @@ from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
-from tests.support.spark.processors import Totals, totals_of
-from tests.support.spark.streams import Job
+from tests.support.locations.sequence_entries import claims, committed
+from tests.support.spark.processors import INPUT, TOTALS, Totals, totals_of
+from tests.support.spark.streams import wait
 
-from statelog.errors import CheckpointError, StoreError
+from statelog.errors import CheckpointError, ProcessorError, StoreError, UsageError
+from statelog.spark import transform_with_state
 
 BAD = 13
 GOOD_ROWS = [[(1, 1), (2, 2)], [(1, 5), (BAD, 7), (3, 1)], [(BAD, 1)]]
@@ -27,7 +34,7 @@ class Faulty(Totals):
         super().__init__()
         self.fault = fault
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         super().init(handle)
         self.handle = handle
         self.names = handle.getListState("names", "name string")
@@ -40,8 +47,15 @@ class Faulty(Totals):
         if context.getLocalProperty("streaming.sql.batchId") == "1":
             raise ArithmeticError(f"{fault} went wrong")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         if key[0] == BAD:
+            self.raise_if("rows")
+            if self.fault == "sys.exit":
+                sys.exit(3)
+            if self.fault == "os._exit":
+                os._exit(5)
+            if self.fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "timer":
                 self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs())
             elif self.fault == "state type":
@@ -51,72 +65,165 @@ class Faulty(Totals):
                 return
         yield from super().handleInputRows(key, rows, timerValues)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         self.raise_if("timer")
         yield from ()
 
-    def close(self) -> None:
+    def close(self):
         self.raise_if("close")
 
 
+AT_KEY = r"Faulty\.handleInputRows failed for key \(13,\) in batch 1: "
+KILLED = "a Python worker ended while Faulty processed batch 1, so its key is unknown: .* Read the"
+
+
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "delivery", "message"),
     [
-        ("init", r"Faulty\.init failed in batch 1: ArithmeticError: init went wrong"),
-        ("timer", r"Faulty\.handleExpiredTimer failed for key \(13,\) in batch 1: .*timer went"),
-        ("close", r"Faulty\.close failed in batch 1: ArithmeticError: close went wrong"),
-        (
-            "state type",
-            r"key \(13,\) in batch 1: state 'names': field 'name' takes string, not flo",
-        ),
-        ("state range", r"state 'total' of key \(13,\) in batch 1 .*int64"),
+        ("rows", "staged", AT_KEY + "ArithmeticError: rows went wrong. Nothing of this batch was"),
+        ("rows", "direct", AT_KEY + "ArithmeticError: rows went wrong. Nothing of this batch was"),
+        ("sys.exit", "staged", AT_KEY + r"it called sys\.exit\(3\), but a processor must not end"),
+        ("os._exit", "direct", AT_KEY + r"it called os\._exit\(5\), but a processor must not end"),
+        ("killed", "staged", KILLED),
+        ("killed", "direct", KILLED),
+        ("init", "staged", r"Faulty\.init failed in batch 1: ArithmeticError: init went wrong"),
+        ("timer", "staged", r"Faulty\.handleExpiredTimer failed for key \(13,\) in batch 1: .*tim"),
+        ("close", "staged", r"Faulty\.close failed in batch 1: ArithmeticError: close went wrong"),
+        ("state type", "staged", AT_KEY + ".*state 'names': field 'name' takes string, not flo"),
+        ("state range", "staged", r".*state 'total' of key \(13,\) in batch 1 .*int64"),
     ],
 )
-def test_a_fault_is_named_and_a_fix_restarts_exactly(job: Job, fault: str, message: str) -> None:
-    job.options = {"timeMode": "ProcessingTime"}
+def test_the_sentence_comes_first_and_a_fix_restarts_exactly(job, fault, delivery, message):
+    job.options = {
+        "timeMode": "ProcessingTime" if fault == "timer" else "None",
+        "delivery": delivery,
+    }
     job.source.add_all(GOOD_ROWS)
-    with pytest.raises(StreamingQueryException, match=message) as raised:
-        job.run(processor=Faulty(fault))
-    assert "ProcessorError" in str(raised.value)
+    query = job.start(processor=Faulty(fault))
+    sentence = f"^ProcessorError: {message}"
+    with pytest.raises(StreamingQueryException, match=sentence) as raised:
+        wait(query)
+    with pytest.raises(StreamingQueryException, match=sentence):
+        query.processAllAvailable()
+    for text in (str(raised.value), str(query.exception())):
+        statelogs, _, sparks = text.partition("\n\n")
+        assert re.search(sentence, statelogs)
+        if fault in ("rows", "sys.exit", "os._exit"):
+            assert ", in handleInputRows\n" in statelogs  # the user's lines
+        assert "statelog/spark/" not in statelogs  # and no others
+        assert "FOREACH_BATCH_USER_FUNCTION_ERROR" in sparks or "Python Proxy" in sparks
+        assert len(text) < 3500
+    # Whoever reads Spark's log or listens to its events has only Spark's text.
+    assert f"Return Message: statelog.errors.{statelogs[:60]}" in sparks
     job.run(processor=Faulty("none"), tasks=3)
     assert totals_of(GOOD_ROWS) == job.take_in_order()
 
 
+def test_a_processor_that_cannot_be_shipped_is_refused_at_once(job):
+    kind: Any = Totals
+    text: Any = "Totals"
+    unpicklable: Any = Totals()
+    unpicklable.lock = threading.Lock()
+    for frame in (job.source.frame(), job.source.spark.createDataFrame([(1, 1)], INPUT)):
+        for processor, message in (
+            (kind, r"is the class Totals; pass an instance: Totals\(\.\.\.\)"),
+            (text, "or ColumnarProcessor, not a str"),
+            (unpicklable, "Totals cannot be pickled.*: attribute 'lock': cannot .* Create such"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                transform_with_state(frame.groupBy("key"), processor, TOTALS)
+
+
+def test_what_spark_can_ship_is_taken(job):
+    processor: Any = Totals()
+    processor.module = os  # cloudpickle can ship a module; copy.deepcopy cannot copy one
+    job.source.add([(1, 1), (2, 2)])
+    job.run(processor=processor)
+    assert 2 == len(job.take()[0])
+
+
+def leave(handle: StatefulProcessorHandle) -> None:
+    sys.exit("bye")
+
+
+def fail(handle: StatefulProcessorHandle) -> None:
+    raise KeyError("where is it")
+
+
+def test_an_init_or_argument_that_fails_is_told_before_the_query_starts(job):
+    for init, message in (
+        (leave, r"Totals\.init failed: it called sys.exit\('bye'\)"),
+        (fail, r"Totals\.init failed: KeyError: 'where is it'"),
+    ):
+        processor: Any = Totals()
+        processor.init = init
+        with pytest.raises(ProcessorError, match=message):
+            job.start(processor=processor)
+    for arguments, message in (
+        ({"output": "key bigint, total lnog"}, "is not a schema: .*LNOG.* such as .customer str"),
+        ({"stateLocation": "s3:/bucket/job"}, "does not contain a bucket; use s3://bucket/"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            job.start(**arguments)
+
+
+class Misspelt(Totals):
+    """`Totals` with a column that the output does not have."""
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(key=row.key, totl=row.total, rows=None)
+
+
+class Forgetful(Totals):
+    def handleInputRows(self, key, rows, timerValues):
+        for row in super().handleInputRows(key, rows, timerValues):
+            Row(key=row.key, total=row.total, rows=row.rows)
+
+
+def test_output_that_is_lost_is_warned_of_once(job, caplog):
+    job.source.add_all([[(1, 1), (3, 2)], [(2, 2)]])
+    job.run(processor=Misspelt())
+    assert [2, 1] == [len(rows) for rows in job.take()]
+    job.stream(processor=Forgetful())
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    (misspelt,) = [warning for warning in warnings if "no output row of Misspelt" in warning]
+    assert misspelt.startswith("no output row of Misspelt in batch 0 sets the columns 'total': ")
+    assert misspelt.endswith("'totl' (did you mean 'total'?)")
+    (forgetful,) = [warning for warning in warnings if "Forgetful" in warning]
+    assert forgetful.startswith("Forgetful.handleInputRows has no `yield` and returns None, so no ")
+
+
 class Wider(Totals):
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.total = handle.getValueState("total", "total double, rows bigint")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"operator": "other"}, "belongs to operator 'transform_with_state', not 'other'"),
-        ({"processor": Wider()}, "state 'total': field 'total' is int64 there, but double here"),
-        ({"keys": ["key", "amount"]}, "its key is .*, but the query's key is"),
-        ({"maxParallelism": 64}, "128 key groups, but the query requests 64"),
-        ({"checkpointLocation": "elsewhere"}, "contains the state of query .*, not of this query"),
-        ({"checkpoint": "empty"}, "checkpoint='empty' was requested, but .* contains checkpoint 1"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_state_that_does_not_fit_the_query_is_refused_and_stays(
-    job: Job, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_state_that_does_not_fit_the_query_is_refused_and_stays(job, tmp_path):
     batches = [[(1, 1), (2, 2)], [(2, 1)]]
     job.source.add(batches[0])
     job.run()
     job.source.add(batches[1])
-    if "checkpointLocation" in changes:
-        changes = {"checkpointLocation": str(tmp_path / "elsewhere")}
-    with pytest.raises((CheckpointError, StreamingQueryException), match=message):
-        job.run(**changes)
+    elsewhere, newest, before = str(tmp_path / "q"), committed(job.state)[-1], claims(job.state)
+    for changes, message in (
+        ({"operator": "other"}, "belongs to operator 'transform_with_state', not 'other'"),
+        ({"processor": Wider()}, "state 'total': field 'total' is int64 there, but double here"),
+        ({"keys": ["key", "amount"]}, "its key is .*, but the query's key is"),
+        ({"maxParallelism": 64}, "128 key groups, but the query requests 64"),
+        ({"checkpointLocation": elsewhere}, "contains the state of query .*, not of this query"),
+        ({"checkpoint": "empty"}, "checkpoint='empty' was requested, but .* contains checkpoint 1"),
+        ({"checkpoint": 17}, "checkpoint 17 does not exist"),
+        ({"checkpoint": newest, "maxParallelism": 64}, "128 key groups, but the query requests 64"),
+        ({"checkpoint": newest, "timeMode": "ProcessingTime", "operator": "x"}, "belongs to oper"),
+    ):
+        with pytest.raises((CheckpointError, StreamingQueryException), match=message):
+            job.run(**changes)
+        assert before == claims(job.state), changes
     job.run()
     assert totals_of(batches) == job.take_in_order()
 
 
-def test_a_lost_state_location_is_noticed(job: Job, tmp_path: Path) -> None:
+def test_a_lost_state_location_is_noticed(job, tmp_path):
     job.source.add([(1, 1)])
     job.run()
     for _ in range(2):  # at the start, with new rows or without
@@ -125,7 +232,7 @@ def test_a_lost_state_location_is_noticed(job: Job, tmp_path: Path) -> None:
         job.source.add([(1, 1)])
 
 
-def test_an_adopted_state_fences_the_query_that_had_it(job: Job, tmp_path: Path) -> None:
+def test_an_adopted_state_fences_the_query_that_had_it(job, tmp_path):
     batches = [[(1, 1), (2, 2)], [(1, 10)], [(2, 20)]]
     job.source.add_all(batches[:2])
     successor = replace(job, folder=tmp_path / "successor", delivered=[])
@@ -147,7 +254,7 @@ def test_an_adopted_state_fences_the_query_that_had_it(job: Job, tmp_path: Path)
     assert totals_of([batches[0], *batches])[1:] == successor.take_in_order()
 
 
-def test_a_place_that_cannot_be_written_is_one_clear_error(job: Job, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_one_clear_error(job, tmp_path):
     (tmp_path / "file").write_text("no folder")
     job.source.add([(1, 1)])
     with pytest.raises((StoreError, StreamingQueryException), match="file") as raised:
@@ -173,7 +280,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("inline_bytes", [0, 1024 * 1024], ids=["files", "inline"])
-def test_a_full_disk_loses_no_commit(job: Job, small_disk: Path, inline_bytes: int) -> None:
+def test_a_full_disk_loses_no_commit(job, small_disk, inline_bytes):
     batches = [[(key, 1) for key in range(size)] for size in (50, 9000, 50)]
     job.options = {
         "stateLocation": str(small_disk / "state"),
@@ -186,9 +293,8 @@ def test_a_full_disk_loses_no_commit(job: Job, small_disk: Path, inline_bytes: i
         while True:
             file.write(bytes(4096))
     job.source.add(batches[1])
-    with pytest.raises(
-        StreamingQueryException, match=r"(StoreError|UploadFailedError): .*No space left"
-    ):
+    no_space = r"(StoreError|UploadFailedError): .*No space left"
+    with pytest.raises(StreamingQueryException, match=no_space):
         job.run()
     filler.unlink()
     job.source.add(batches[2])

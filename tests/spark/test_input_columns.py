@@ -1,20 +1,16 @@
 """Columns that a processor does not read are not read, shuffled or sent; results are as with all."""
 
-import datetime as dt
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from tests.support.spark.streams import BatchSource, Job, run_to_end
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from tests.support.spark.streams import BatchSource, Job
 
 from statelog.errors import UsageError
-from statelog.spark import ColumnarProcessor, aggregate, transform_with_state
-from statelog.spark import functions as SF
+from statelog.spark import ColumnarProcessor
 
 WIDE = "name string, at timestamp, `a.b` string, key bigint, amount bigint, note string"
 TOTALS = "key bigint, total bigint, columns string"
@@ -23,10 +19,10 @@ TOTALS = "key bigint, total bigint, columns string"
 class Totals(StatefulProcessor):
     """Adds up amounts; the proof finds `amount`, and `a.b` where its name is a constant."""
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.total = handle.getValueState("total", "total bigint")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         (total,) = self.total.get() or (0,)
         columns = set()
         for row in rows:
@@ -39,13 +35,13 @@ class Totals(StatefulProcessor):
 class Names(Totals):
     """Yields the columns that its rows have, so that all of them may matter."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         for row in rows:
             yield Row(key=key[0], total=row.amount, columns=",".join(row.__fields__))
 
 
 class Count(Totals):
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         (total,) = self.total.get() or (0,)
         total += sum(1 for _ in rows)
         self.total.update((total,))
@@ -55,10 +51,10 @@ class Count(Totals):
 class Columns(ColumnarProcessor):
     """Yields the columns that a task gets."""
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         pass
 
-    def process(self, keys: Any, rows: pa.Table, times: Any) -> Any:
+    def process(self, keys, rows, times):
         names = ",".join(rows.column_names)
         yield {"key": keys["key"], "total": [0] * len(keys), "columns": [names] * len(keys)}
 
@@ -76,105 +72,53 @@ def rows_of(job: Job, **changes: Any) -> list[list[Row]]:
     return [sorted(batch) for batch in job.take()]
 
 
+def afresh(folder: Path) -> dict[str, str]:
+    """Return settings with which a query begins from nothing."""
+    return {"checkpointLocation": str(folder / "q"), "stateLocation": str(folder / "s")}
+
+
 def columns_read(job: Job, folder: Path, **changes: Any) -> str:
     """Run the job once more and return the columns that Spark reads from the files."""
-    query = job.run(
-        checkpointLocation=str(folder / "q"), stateLocation=str(folder / "s"), **changes
-    )
-    text = query._jsq.explainInternal(False)
+    text = job.run(**afresh(folder), **changes)._jsq.explainInternal(False)
     return text.split("ReadSchema: struct<")[1].split(">\n")[0]
 
 
-def test_only_the_columns_that_are_read_come_from_the_files(job: Job, tmp_path: Path) -> None:
+def test_only_the_columns_that_are_read_come_from_the_files(job, tmp_path):
     assert columns_read(job, tmp_path / "1") == "a.b:string,key:bigint,amount:bigint"
     assert "note:string" in columns_read(job, tmp_path / "2", inputColumns="all")
 
 
-@pytest.mark.parametrize("is_computed", [False, True])
-@pytest.mark.parametrize("processor", [Totals(), Count(), Names()])
-def test_results_are_those_with_all_columns(
-    job: Job, tmp_path: Path, is_computed: bool, processor: Any
-) -> None:
+@pytest.mark.parametrize(
+    ("processor", "is_computed"), [(Totals(), True), (Count(), False), (Names(), True)]
+)
+def test_results_are_those_with_all_columns(job, tmp_path, processor, is_computed):
     job.keys, job.processor = [F.col("key") % 2] if is_computed else ["key"], processor
     rows = rows_of(job, tasks=2)
-    other = {"checkpointLocation": str(tmp_path / "q2"), "stateLocation": str(tmp_path / "s2")}
-    assert rows == rows_of(job, tasks=2, inputColumns="all", **other)
+    assert rows == rows_of(job, tasks=2, inputColumns="all", **afresh(tmp_path / "all"))
     assert len(rows) == 3
     assert all(rows)
 
 
-def test_keys_are_kept_and_other_columns_can_be_named(job: Job) -> None:
+def test_keys_are_kept_and_other_columns_can_be_named(job):
     rows = rows_of(job, processor=Names(), inputColumns=["amount", "a.b"])
     assert {row.columns for row in rows[0]} == {"a.b,key,amount"}
     with pytest.raises(UsageError, match="inputColumns names amuont"):
         job.start(inputColumns=["amuont"])
 
 
-def test_a_columnar_processor_gets_the_columns_that_are_named(job: Job, tmp_path: Path) -> None:
-    rows = rows_of(job, processor=Columns(), inputColumns=["amount"])
-    assert {row.columns for row in rows[0]} == {"key,amount"}
-    other = {"checkpointLocation": str(tmp_path / "q2"), "stateLocation": str(tmp_path / "s2")}
-    rows = rows_of(job, processor=Columns(), **other)
-    assert {row.columns for row in rows[0]} == {"name,at,a.b,key,amount,note"}
-
-
-def test_a_columnar_processor_names_the_columns_that_it_reads(job: Job, tmp_path: Path) -> None:
+def test_a_columnar_processor_gets_the_columns_that_it_or_the_setting_names(job, tmp_path):
     class Amounts(Columns):
         columns = ("amount",)
 
-    assert columns_read(job, tmp_path / "1", processor=Amounts()) == "key:bigint,amount:bigint"
-    rows = rows_of(job, processor=Amounts())
-    assert {row.columns for row in rows[0]} == {"key,amount"}
-    other = {"checkpointLocation": str(tmp_path / "q2"), "stateLocation": str(tmp_path / "s2")}
-    rows = rows_of(job, processor=Amounts(), inputColumns=["note"], **other)
-    assert {row.columns for row in rows[0]} == {"key,note"}
-
-
-def test_event_time_is_kept_and_late_rows_are_dropped(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", WIDE)
-    noon = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
-    for minutes in (0, 60, 61, 1):  # the fourth batch is late
-        source.add([("n", noon + dt.timedelta(minutes=minutes), "x", 1, 1, "y")])
-    stream = source.frame().withWatermark("at", "1 minute")
-    frame = transform_with_state(
-        stream.groupBy("key"),
-        Totals(),
-        TOTALS,
-        timeMode="EventTime",
-        stateLocation=str(tmp_path / "state"),
-    )
-    delivered = run_to_end(frame, tmp_path / "query")
-    assert [row.total for rows in delivered for row in rows] == [1, 2, 3]
-
-
-def test_an_operator_after_another_sends_what_it_reads(spark: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(spark, tmp_path / "in", WIDE)
-    source.add([("n", None, f"x{n}", n, n, "y") for n in range(6)])
-    first = transform_with_state(
-        source.frame().groupBy("key"),
-        Totals(),
-        TOTALS,
-        inputColumns=["amount", "a.b"],
-        stateLocation=str(tmp_path / "state"),
-    )
-    second = transform_with_state(
-        first.withColumnRenamed("total", "amount")
-        .withColumn("a.b", F.lit("z"))
-        .withColumn("key", F.col("key") % 2)
-        .groupBy("key"),
-        Totals(),
-        TOTALS,
-    )
-    (delivered,) = run_to_end(second, tmp_path / "query")
-    assert sorted(delivered) == [Row(key=0, total=6, columns="z"), Row(key=1, total=9, columns="z")]
-
-
-def test_aggregate_rejects_the_setting(job: Job) -> None:
-    with pytest.raises(
-        UsageError, match="aggregate reads exactly the columns that its aggregates name"
+    assert columns_read(job, tmp_path / "0", processor=Amounts()) == "key:bigint,amount:bigint"
+    assert {row.columns for row in job.take()[0]} == {"key,amount"}
+    for number, (processor, setting, columns) in enumerate(
+        (
+            (Columns(), {"inputColumns": ["amount"]}, "key,amount"),
+            (Columns(), {}, "name,at,a.b,key,amount,note"),
+            (Amounts(), {"inputColumns": ["note"]}, "key,note"),
+        ),
+        start=1,
     ):
-        aggregate(
-            job.source.frame().groupBy("key"),
-            SF.sum("amount").alias("total"),
-            inputColumns=["amount"],
-        )
+        rows = rows_of(job, processor=processor, **setting, **afresh(tmp_path / str(number)))
+        assert {row.columns for row in rows[0]} == {columns}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from tests.support.values.key_group_vectors import TYPES, VECTORS
 
 from statelog.model import KeyGroupRange
@@ -31,7 +31,7 @@ def literal(kind: str, text: str) -> str:
     return f"CAST('{text}' AS {kind})"
 
 
-def test_spark_gives_the_hashes_that_are_written_down(spark: SparkSession) -> None:
+def test_spark_gives_the_hashes_that_are_written_down(spark):
     hashes = [
         f"{spark_hash(columns)} AS h{number}, pmod({spark_hash(columns)}, 128) AS g{number}"
         for number, (columns, _, _) in enumerate(VECTORS)
@@ -43,9 +43,7 @@ def test_spark_gives_the_hashes_that_are_written_down(spark: SparkSession) -> No
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 7, 64])
-def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(
-    spark: SparkSession, tasks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(spark, tasks, monkeypatch):
     """4.0 has no `repartitionById`."""
     groups = spark.range(0, 128 * 3, 1, 5).selectExpr(f"cast(id % 128 as int) {COLUMN}")
     placed = groups.selectExpr("*", f"cast({COLUMN} * {tasks} div 128 as int) task")
@@ -61,7 +59,7 @@ def test_rows_get_to_their_tasks_by_number_or_by_a_hash_that_is_inverted(
             assert 128 * 3 == partitioned.where("task = place").count()
 
 
-def test_python_gives_the_hash_of_spark_for_windows(spark: SparkSession) -> None:
+def test_python_gives_the_hash_of_spark_for_windows(spark):
     rows = spark.range(50).selectExpr(
         "CASE WHEN id % 7 > 0 THEN named_struct('start', CASE WHEN id % 5 > 0 THEN "
         "timestamp_seconds(id) END, 'end', nullif(timestamp_seconds(id + 60), timestamp_seconds(0)), "
@@ -110,7 +108,7 @@ def some_rows(count: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def test_python_gives_the_hash_of_spark_for_any_value(spark: SparkSession) -> None:
+def test_python_gives_the_hash_of_spark_for_any_value(spark):
     assert list(VALUES) == list(TYPES)
     rows = some_rows(400)
     table = pa.Table.from_pylist(

@@ -4,7 +4,6 @@ import inspect
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from statelog.spark import (
     StatefulProcessor,
     aggregate,
     transform_with_state,
-    transform_with_state_in_pandas,
 )
 from statelog.spark import functions as F
 from statelog.spark.query.declared_state import declared_by
@@ -94,10 +92,10 @@ FORMS_OF_FACE = {"rows": [*FORMS], "columns": ["alone", "deep"], "pandas": ["alo
 class Members(StatefulProcessor):
     """Keeps the numbers of the rows of each key."""
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.members = handle.getListState("members", "i bigint")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+    def handleInputRows(self, key, rows, timerValues):
         for row in rows:
             for number in self.numbers(row):
                 self.members.appendValue((number,))
@@ -122,10 +120,10 @@ class PandasMembers(Members):
 class ColumnarMembers(ColumnarProcessor):
     """Keeps the number of the first row of each key."""
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.first = handle.getColumnState("first", "i bigint")
 
-    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
+    def process(self, keys, rows, times):
         before = self.first.get(keys)["i"].to_pylist()
         news = np.minimum.reduceat(rows["i"].to_numpy(), keys.starts).tolist()
         first = [new if old is None else old for old, new in zip(before, news, strict=True)]
@@ -215,7 +213,7 @@ def groups_of_tasks(rows: Sequence[dict[str, Any]]) -> Groups:
     "kind",
     [kind if kind in EVERY_DAY else pytest.param(kind, marks=pytest.mark.slow) for kind in POOLS],
 )
-def test_keys_have_the_groups_of_spark(switched: SparkSession, tmp_path: Path, kind: str) -> None:
+def test_keys_have_the_groups_of_spark(switched, tmp_path, kind):
     frame = with_keys(switched, kind)
     keyed = {
         form: keyed_frame(grouping_of(frame.groupBy(*names(form))), KeyGroupRange(0, GROUPS - 1))
@@ -261,24 +259,20 @@ REJECTED = {
 PLACES = {"{0}": "'k'", "named_struct('t', {0})": r"'k\.t'", "array({0})": r"'k\[\]'"}
 
 
-@pytest.mark.parametrize("operator", ["rows", "pandas", "aggregate"])
-def test_other_types_are_rejected_by_name(switched: SparkSession, operator: str) -> None:
+def test_other_types_are_rejected_by_name(switched):
     for expression, reason in REJECTED.items():
         for form, path in PLACES.items():
-            frame = switched.sql("SELECT 'a' AS text").selectExpr(
-                f"{form.format(expression)} AS k", "text"
-            )
-            grouped = frame.groupBy("k")
-            with pytest.raises(UsageError, match=f"the key {path} of type {reason}"):
-                if operator == "aggregate":
-                    aggregate(grouped, F.count().alias("n"))
-                elif operator == "pandas":
-                    transform_with_state_in_pandas(grouped, PandasMembers(), OUTPUT)
-                else:
-                    transform_with_state(grouped, Members(), OUTPUT)
+            key = f"{form.format(expression)} AS k"
+            grouped = switched.sql("SELECT 'a' AS text").selectExpr(key, "text").groupBy("k")
+            for call in (
+                lambda grouped=grouped: transform_with_state(grouped, Members(), OUTPUT),
+                lambda grouped=grouped: aggregate(grouped, F.count().alias("n")),
+            ):
+                with pytest.raises(UsageError, match=f"the key {path} of type {reason}"):
+                    call()
 
 
-def test_a_type_that_pyspark_cannot_read_is_rejected_by_name(switched: SparkSession) -> None:
+def test_a_type_that_pyspark_cannot_read_is_rejected_by_name(switched):
     time = "CAST('2024-01-01 00:00:00' AS TIMESTAMP_NTZ(9))"
     frame = switched.range(1).selectExpr("id", f"named_struct('at', {time}) AS k")
     for grouped in (frame.groupBy("k"), frame.groupBy("id")):
@@ -296,9 +290,7 @@ def test_a_type_that_pyspark_cannot_read_is_rejected_by_name(switched: SparkSess
         ("struct(named_struct('x', 1, 'x', 2) AS t)", r"column 'v\.t' is a struct with two fields"),
     ],
 )
-def test_an_input_column_that_cannot_be_sent_is_rejected_by_name(
-    switched: SparkSession, expression: str, reason: str
-) -> None:
+def test_an_input_column_that_cannot_be_sent_is_rejected_by_name(switched, expression, reason):
     frame = switched.range(1).selectExpr("id", f"{expression} AS v")
     with pytest.raises(UsageError, match=reason):
         transform_with_state(frame.groupBy("id"), Members(), OUTPUT, inputColumns="all")
@@ -309,32 +301,32 @@ class MapKeys(StatefulProcessor):
     def __init__(self, key: str, value: str = "n bigint") -> None:
         self.key, self.value = key, value
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         handle.getMapState("seen", self.key, self.value)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         return iter(())
 
 
-@pytest.mark.parametrize(
-    ("key", "reason"),
-    [
-        ("x STRING COLLATE UTF8_LCASE", "the field 'x' of its map key has the type string collate"),
-        ("x STRUCT<y: STRING COLLATE UNICODE>", r"the field 'x\.y' of its map key"),
-        ("x TIME(6)", r"the field 'x' of its map key has the type time\(6\)"),
-        ("x VARIANT", "the field 'x' of its map key has the type variant"),
-        ("x CHAR(3)", r"the field 'x' of its map key has the type char\(3\)"),
-        ("x INTERVAL YEAR", "the field 'x' of its map key has the type interval year"),
-        ("x ARRAY<INT>", "the field 'x' of its map key has the type array<int>"),
-        ("x MAP<INT, INT>", "the field 'x' of its map key has the type map<int,int>"),
-    ],
-)
-def test_keys_of_maps_are_rejected_by_name(switched: SparkSession, key: str, reason: str) -> None:
-    with pytest.raises(ProcessorError, match=f"state 'seen': {reason}"):
-        transform_with_state(switched.range(1).groupBy("id"), MapKeys(key), OUTPUT)
+MAP_KEYS = {
+    "x STRING COLLATE UTF8_LCASE": "'x' of its map key has the type string collate",
+    "x STRUCT<y: STRING COLLATE UNICODE>": r"'x\.y' of its map key",
+    "x TIME(6)": r"'x' of its map key has the type time\(6\)",
+    "x VARIANT": "'x' of its map key has the type variant",
+    "x CHAR(3)": r"'x' of its map key has the type char\(3\)",
+    "x INTERVAL YEAR": "'x' of its map key has the type interval year",
+    "x ARRAY<INT>": "'x' of its map key has the type array<int>",
+    "x MAP<INT, INT>": "'x' of its map key has the type map<int,int>",
+}
 
 
-def test_values_and_outputs_are_rejected_by_name(switched: SparkSession) -> None:
+def test_keys_of_maps_are_rejected_by_name(switched):
+    for key, reason in MAP_KEYS.items():
+        with pytest.raises(ProcessorError, match=f"state 'seen': the field {reason}"):
+            transform_with_state(switched.range(1).groupBy("id"), MapKeys(key), OUTPUT)
+
+
+def test_values_and_outputs_are_rejected_by_name(switched):
     grouped = switched.range(1).groupBy("id")
     for kind in ("INTERVAL YEAR", "VARCHAR(3)", "TIME(6)"):
         with pytest.raises((ProcessorError, UsageError), match=r"state 'seen': .*'v'"):
@@ -344,7 +336,7 @@ def test_values_and_outputs_are_rejected_by_name(switched: SparkSession) -> None
             transform_with_state(grouped, Members(), f"id bigint, v {kind}")
 
 
-def test_keys_of_maps_that_are_accepted_can_be_kept(switched: SparkSession) -> None:
+def test_keys_of_maps_that_are_accepted_can_be_kept(switched):
     for kind in POOLS:
         if kind.startswith(("TIME(", "CHAR", "VARCHAR")):
             continue
@@ -373,7 +365,7 @@ ABSTRACT = {
 }
 
 
-def test_the_table_has_every_type_of_spark() -> None:
+def test_the_table_has_every_type_of_spark():
     classes = {
         name
         for name, kind in vars(types).items()
@@ -388,14 +380,14 @@ class Count(StatefulProcessor):
     def __init__(self, null: str) -> None:
         self.null = null
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.n = handle.getValueState("n", "n bigint")
         self.seen = handle.getMapState("seen", f"x struct<a: int {self.null}>", "n bigint")
 
-    def handleInitialState(self, key: Any, row: Any, timerValues: Any) -> None:
+    def handleInitialState(self, key, row, timerValues):
         self.n.update((row.n,))
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         (n,) = self.n.get() or (0,)
         (seen,) = self.seen.getValue(((1,),)) or (0,)
         added = len(list(rows))
@@ -408,9 +400,7 @@ KEYS = {"nullable": "struct(a, b)", "not null": "struct(coalesce(a, 0) AS a, coa
 
 
 @pytest.mark.parametrize(("first", "second"), [("nullable", "not null"), ("not null", "nullable")])
-def test_nullable_fields_of_a_key_may_change(
-    spark: SparkSession, tmp_path: Path, first: str, second: str
-) -> None:
+def test_nullable_fields_of_a_key_may_change(spark, tmp_path, first, second):
     source = BatchSource(spark, tmp_path / "in", "a int, b string")
     initial = spark.sql(f"SELECT {KEYS[second]} AS key, 100L AS n FROM VALUES (1, 'x') AS t(a, b)")
     job = Job(source, tmp_path, [], Count(""), "a int, n bigint, seen bigint", {"tasks": 1})

@@ -2,14 +2,13 @@
 
 import datetime as dt
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import window
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark.streams import ON_ROCKSDB, WITHOUT_NO_DATA, BatchSource, configured, wait
 from tests.support.spark.versions import row_operator
 
@@ -21,10 +20,10 @@ BATCHES: list[list[int | None]] = [[10, 20], [5, 30], [10, None, 21, 35], [1, 2,
 
 
 class Counting(StatefulProcessor):
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.count = handle.getValueState("count", "n bigint")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         (n,) = self.count.get() or (0,)
         n += sum(1 for _ in rows)
         self.count.update((n,))
@@ -88,7 +87,7 @@ def run(
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_late_rows_count_as_on_spark(source: BatchSource, tmp_path: Path, delivery: str) -> None:
+def test_late_rows_count_as_on_spark(source, tmp_path, delivery):
     metrics = Metrics()
     progress, jobs = run(source, tmp_path, "EventTime", delivery=delivery, metrics=metrics)
     late = [report.late_rows for report in progress]
@@ -104,7 +103,7 @@ def test_late_rows_count_as_on_spark(source: BatchSource, tmp_path: Path, delive
     assert jobs == without
 
 
-def test_of_a_window_its_end_counts(source: BatchSource, tmp_path: Path) -> None:
+def test_of_a_window_its_end_counts(source, tmp_path):
     progress: list[BatchProgress] = []
     windows = watermarked(source).select("key", window("at", "10 seconds").alias("w"))
     stream = transform_with_state(

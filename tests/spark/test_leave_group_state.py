@@ -2,11 +2,10 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from tests.support.spark.streams import run_to_end
 from tests.support.spark.versions import needs
@@ -22,13 +21,13 @@ OUTPUT = f"customer string, {STATE}"
 
 
 class Totals(StatefulProcessor):
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.total = handle.getValueState("total", STATE)
 
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+    def handleInitialState(self, key, initialState, timerValues):
         self.total.update((initialState.n, initialState.amount))
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         n, amount = self.total.get() or (0, 0.0)
         for row in rows:
             n, amount = n + 1, amount + row.amount
@@ -44,7 +43,7 @@ def update(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Itera
     yield pd.DataFrame({"customer": [key[0]], "n": [n], "amount": [amount]})
 
 
-def test_a_query_with_a_group_state_continues(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_with_a_group_state_continues(spark, tmp_path):
     def add(name: str, rows: list[tuple[str, float]]) -> None:
         frame = spark.createDataFrame(rows, INPUT).coalesce(1)
         frame.write.parquet(str(tmp_path / "in" / name))

@@ -1,14 +1,13 @@
 """With direct delivery each partition is its own task: what merges partitions is refused in every batch."""
 
 import datetime as dt
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 from tests.support.spark.streams import BatchSource, wait
 
@@ -34,19 +33,17 @@ Events = Callable[[DataFrame], DataFrame]
 class Timers(StatefulProcessor):
     """Registers one timer for each key."""
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.handle = handle
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+    def handleInputRows(self, key, rows, timerValues):
         self.handle.registerTimer(TIMER_MS)
         return iter([self.row(key, "rows")])
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         return iter([self.row(key, "timer")])
 
-    def row(self, key: Any, what: str) -> Any:
+    def row(self, key, what):
         return Row(key=key[0], what=what)
 
 
@@ -56,21 +53,21 @@ class PandasTimers(Timers):
 
 
 class ColumnarTimers(ColumnarProcessor):
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.timers = handle.timers
 
-    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
+    def process(self, keys, rows, times):
         self.timers.register(keys, [TIMER_MS] * len(keys))
         yield {"key": keys["key"], "what": ["rows"] * len(keys)}
 
-    def expired(self, keys: Any, expiry_ms: Any, times: Any) -> Iterator[Any]:
+    def expired(self, keys, expiry_ms, times):
         yield {"key": keys["key"], "what": ["timer"] * len(keys)}
 
 
 class Passing(StatefulProcessor):
     def init(self, handle: Any) -> None: ...
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         return iter(list(rows))
 
 
@@ -136,7 +133,7 @@ CASES: dict[str, tuple[Callable[..., DataFrame], Events, list[tuple[int, dt.date
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_merged_partitions_are_refused(spark: SparkSession, tmp_path: Path, case: str) -> None:
+def test_merged_partitions_are_refused(spark, tmp_path, case):
     operator, events, later = CASES[case]
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add(in_rows(60, *KEYS))
@@ -165,9 +162,7 @@ def test_merged_partitions_are_refused(spark: SparkSession, tmp_path: Path, case
     assert [*KEYS] == sorted(key for key in timers if key in KEYS)
 
 
-def test_merged_partitions_are_refused_in_parts_too(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_merged_partitions_are_refused_in_parts_too(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(StateBackendConfig, "input_bytes", 2_000)
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add(in_rows(60, *range(500)))

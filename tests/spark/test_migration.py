@@ -3,13 +3,10 @@
 import datetime as dt
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.house.sources import ROOT
 from tests.support.spark.streams import (
@@ -17,9 +14,7 @@ from tests.support.spark.streams import (
     PROVIDER,
     WITHOUT_NO_DATA,
     BatchSource,
-    Job,
     configured,
-    run_on_spark,
     wait,
 )
 from tests.support.spark.versions import row_operator
@@ -36,7 +31,7 @@ HOUR = 3_600_000
 class Totals(StatefulProcessor):
     """Value, list and map state, some with a time to live, and a timer for each key."""
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.handle = handle
         self.total = handle.getValueState("total", "n bigint, total double")
         self.seen = handle.getValueState(
@@ -47,7 +42,7 @@ class Totals(StatefulProcessor):
         self.by_day = handle.getMapState("by_day", "day date", "n int, tags array<string>")
         self.gone = handle.getValueState("gone", "n int", 1)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         n, total = self.total.get() or (0, 0.0)
         for row in rows:
             n, total = n + 1, total + row.amount
@@ -71,9 +66,7 @@ class Totals(StatefulProcessor):
         by_day = f"{sorted(days.items())} {seen[0]} {tuple(dict_of(seen[1]).values())}"
         return Row(customer=key[0], n=n, total=total, items=str(parts), by_day=by_day, fired=fired)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         yield self.show(key, fired=True)
 
 
@@ -89,7 +82,7 @@ def example(number: int = 0) -> str:
     return code.replace(".start()", ".trigger(availableNow=True).start()")
 
 
-def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_example(spark, tmp_path):
     schema = "customer string, item string, amount double, day date, at timestamp"
     source = BatchSource(spark, tmp_path / "input", schema)
 
@@ -162,65 +155,7 @@ def test_the_example(spark: SparkSession, tmp_path: Path) -> None:
         spark.conf.unset(PROVIDER)  # the example sets it
 
 
-class Purchases(StatefulProcessor):
-    """Counts orders and adds amounts, in fields of any order, in each kind of state and in a struct."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def init(self, handle: Any) -> None:
-        fields = ", ".join(f"{name} bigint" for name in self.names)
-        inner = ", ".join(f"{name}: bigint" for name in self.names)
-        self.value = handle.getValueState("value", fields)
-        self.list = handle.getListState("list", fields)
-        self.map = handle.getMapState("map", fields, fields)
-        self.struct = handle.getValueState("struct", f"inner array<struct<{inner}>>")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        old = self.value.get() or (0, 0)
-        named = dict(zip(self.names, old, strict=True))
-        stored = [tuple(element) for element in self.list.get()]
-        stored += [tuple(part) for entry in self.map.iterator() for part in entry]
-        (inner,) = self.struct.get() or ([],)
-        stored += [tuple(element) for element in inner]
-        assert [tuple(old)] * len(stored) == stored
-        for row in rows:
-            named = {"orders": named["orders"] + 1, "spent": named["spent"] + row.spent}
-        fields = tuple(named[name] for name in self.names)
-        self.value.update(fields)
-        self.list.put([fields])
-        self.map.clear()
-        self.map.updateValue(fields, fields)
-        self.struct.update(([fields],))
-        yield Row(customer=key[0], orders=named["orders"], spent=named["spent"])
-
-
-def test_fields_in_another_order_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
-    """And other names are refused, at the first micro-batch that would use them."""
-    source = BatchSource(spark, tmp_path / "input", "customer string, spent bigint")
-    output = "customer string, orders bigint, spent bigint"
-    job = Job(source, tmp_path, ["customer"], Purchases("orders", "spent"), output)
-    source.add([("ann", 20), ("ben", 35), ("ann", 15)])
-    run_on_spark(job)
-    for names in (("spent", "count"), ("spent", "orders")):
-        shutil.rmtree(tmp_path / "query", ignore_errors=True)
-        ignored = shutil.ignore_patterns("state")
-        shutil.copytree(tmp_path / "spark", tmp_path / "query", ignore=ignored)
-        # A key without state fails by itself, perhaps first.
-        source.add([("ann", 5)] if "count" in names else [("ann", 5), ("flo", 5)])
-        state = spark_state(spark, str(tmp_path / "spark")).groupBy("customer")
-        settings = {"initialState": state, "checkpoint": "empty"}
-        refusal = pytest.raises(
-            Exception, match=r"fields \(orders, spent\) in .*declares \(spent, count"
-        )
-        with refusal if "count" in names else nullcontext():
-            job.run(processor=with_initial_state(Purchases(*names)), **settings)
-    rows = [tuple(row) for batch in job.take() for row in batch]
-    assert ("ann", 3, 40) in rows
-    assert ("ann", 4, 45) in rows
-
-
-def test_what_is_no_state_of_spark_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_is_no_state_of_spark_is_refused(spark, tmp_path):
     # Here because there is a session: no JVM is needed to read these, see ddl.py.
     for text in TEXTS:
         assert parse_ddl(text) == spark._parse_ddl(text), text

@@ -1,7 +1,5 @@
 """A micro-batch is aggregated with one shuffle, which puts each key into the partition of its task."""
 
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -73,7 +71,7 @@ def check(frame: DataFrame, rows_before: DataFrame, tasks: int) -> None:
 
 
 @pytest.mark.parametrize(("tasks", "is_small"), [(1, True), (1, False), (2, False), (5, True)])
-def test_each_key_is_in_its_partition(session: SparkSession, tasks: int, is_small: bool) -> None:
+def test_each_key_is_in_its_partition(session, tasks, is_small):
     frame = shuffled(rows(session), tasks, is_small=is_small)
     # That of the aggregation is inside the rows it reads, or there is none.
     assert shuffles(frame) == 0
@@ -90,32 +88,17 @@ def shuffled(frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFra
     return aggregator.partitioned(frame, tasks, is_small=is_small)
 
 
-def test_an_adaptive_session_has_one_shuffle_too(session: SparkSession) -> None:
+def test_an_adaptive_session_has_one_shuffle_too(session):
     session.conf.set("spark.sql.adaptive.enabled", "true")
     assert one_shuffle(rows(session), 2) is not None
     check(shuffled(rows(session), 2), rows(session), 2)
     assert session.conf.get("spark.sql.adaptive.enabled") == "true"
 
 
-def test_a_micro_batch_of_a_query_has_one_shuffle(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_micro_batch_has_one_shuffle_and_spark_plans_the_aggregation_once(
+    spark, tmp_path, monkeypatch
+):
     session = spark.newSession()  # with the settings that users have
-    rows(session).write.parquet(str(tmp_path / "in"))
-    has_one_shuffle = []
-
-    def batch(frame: DataFrame, batch_id: int) -> None:
-        has_one_shuffle.append(one_shuffle(frame, 2) is not None)
-        check(shuffled(frame, 2), rows(session), 2)
-
-    stream = session.readStream.schema(rows(session).schema).parquet(str(tmp_path / "in"))
-    query = stream.writeStream.foreachBatch(batch).trigger(availableNow=True).start()
-    wait(query)
-    assert [True] == has_one_shuffle
-
-
-def test_spark_plans_the_aggregation_once_for_all_micro_batches(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = spark.newSession()
     parts = [rows(session).where(f"value % 3 = {rest}") for rest in range(3)]
     for part in parts:
         part.coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
@@ -129,6 +112,7 @@ def test_spark_plans_the_aggregation_once_for_all_micro_batches(
     aggregator = PreAggregator(COUNT, GROUPS)
 
     def batch(frame: DataFrame, batch_id: int) -> None:
+        assert one_shuffle(frame, 2) is not None
         check(aggregator.partitioned(frame, 2), frame, 2)
 
     stream = session.readStream.schema(parts[0].schema).option("maxFilesPerTrigger", 1)
@@ -139,7 +123,7 @@ def test_spark_plans_the_aggregation_once_for_all_micro_batches(
     assert len(planned) == 1
 
 
-def test_other_columns_are_planned_anew(session: SparkSession) -> None:
+def test_other_columns_are_planned_anew(session):
     aggregator = PreAggregator(COUNT, GROUPS)
     first = as_one_rdd(rows(session))
     wider = as_one_rdd(rows(session).selectExpr("'x' AS other", "value", "name", "key"))
@@ -156,7 +140,7 @@ def as_one_rdd(frame: DataFrame) -> DataFrame:
     return DataFrame(one_rdd, session)
 
 
-def test_a_shuffle_of_the_user_stays_where_it_is(session: SparkSession) -> None:
+def test_a_shuffle_of_the_user_stays_where_it_is(session):
     partitioned = rows(session).repartition(4, "key")
     # Partitioned by a part of the key, so that the aggregation needs no shuffle of its own.
     grouped = COUNT.grouped(partitioned, GROUPS)
@@ -165,16 +149,14 @@ def test_a_shuffle_of_the_user_stays_where_it_is(session: SparkSession) -> None:
     check(shuffled(partitioned, 2), rows(session), 2)
 
 
-def test_a_join_below_the_aggregation(session: SparkSession) -> None:
+def test_a_join_below_the_aggregation(session):
     names = session.range(37).selectExpr("id AS key", "id * 2 AS twice")
     joined = rows(session).join(names, "key").selectExpr("key", "name", "twice AS value")
     check(shuffled(joined, 2), joined, 2)
 
 
 @pytest.mark.parametrize("aggregated", [True, False])
-def test_the_shuffle_begins_before_the_sink_is_called(
-    spark: SparkSession, tmp_path: Path, *, aggregated: bool
-) -> None:
+def test_the_shuffle_begins_before_the_sink_is_called(spark, tmp_path, *, aggregated):
     rows(spark).write.parquet(str(tmp_path / "in"))
     events = spark.readStream.schema(rows(spark).schema).parquet(str(tmp_path / "in"))
     begun: list[list[int]] = []

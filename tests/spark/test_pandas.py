@@ -1,12 +1,7 @@
 """The pandas flavour and initial state against Spark's own, over restarts and a crash."""
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
-import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from tests.support.spark.pandas_processors import (
     BATCHES,
     INITIAL,
@@ -21,12 +16,12 @@ from tests.support.spark.pandas_processors import (
 from tests.support.spark.streams import BatchSource, Job, configured, run_on_spark
 from tests.support.spark.versions import needs
 
-from statelog.errors import ProcessorError, UsageError
-from statelog.spark import StatefulProcessor, transform_with_state, transform_with_state_in_pandas
+from statelog.errors import UsageError
+from statelog.spark import transform_with_state, transform_with_state_in_pandas
 
 
 @needs((4, 2), "frames that are cut by their limit alone")
-def test_frames_and_initial_state_beside_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_frames_and_initial_state_beside_spark(spark, tmp_path):
     settings = {
         "spark.sql.session.timeZone": "America/New_York",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
@@ -48,9 +43,7 @@ def test_frames_and_initial_state_beside_spark(spark: SparkSession, tmp_path: Pa
     assert {row.key: row.n for row in ours[1]} == {"a": 45, "b": 2, "d": 41}
 
 
-def test_initial_state_of_rows_is_seen_once_over_crash_and_replay(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_initial_state_of_rows_is_seen_once_over_crash_and_replay(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "input", "key int, amount bigint")
     openings = spark.createDataFrame(OPENINGS, "id int, n bigint, note string")
     # Computed keys on one side only: both sides have their own layout.
@@ -94,22 +87,9 @@ def test_initial_state_of_rows_is_seen_once_over_crash_and_replay(
     assert sorted(whole.collect(), key=repr) == sorted(first, key=repr)
 
 
-class Unfit(StatefulProcessor):
-    def init(self, handle: Any) -> None:
-        pass
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        yield pd.DataFrame({"key": ["x" if key[0] == 2 else key[0]]})
-
-
-def test_wrong_arguments_and_frames_are_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_wrong_initial_state_is_refused(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "input", "key int, amount bigint")
-    source.add([(1, 1), (2, 1)])
-    options = {"transform": transform_with_state_in_pandas}
-    job = Job(source, tmp_path, ["key"], Unfit(), "key int", options)
-    with pytest.raises(Exception, match="key object") as raised:
-        job.run(tasks=1)
-    assert ProcessorError.__name__ in str(raised.value)
+    job = Job(source, tmp_path, ["key"], Opening(), ROW_OUTPUT)
     with pytest.raises(UsageError, match=r"grouped by \(string\), but the stream by \(int\)"):
         job.start(initialState=spark.createDataFrame([("a",)], "k string").groupBy("k"))
     with pytest.raises(UsageError, match="not of a stream"):

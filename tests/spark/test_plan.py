@@ -59,9 +59,7 @@ def source(spark: SparkSession, tmp_path: Path) -> BatchSource:
     return BatchSource(spark, tmp_path / "in", INPUT)
 
 
-def test_a_recorded_plan_gives_what_it_gives_on_a_plain_frame(
-    spark: SparkSession, tmp_path: Path, source: BatchSource
-) -> None:
+def test_a_recorded_plan_gives_what_it_gives_on_a_plain_frame(spark, tmp_path, source):
     names = names_of(spark)
     delivered: list[Row] = []
     for rows, delivery in zip(BATCHES, ("staged", "direct"), strict=True):
@@ -86,9 +84,7 @@ def test_a_recorded_plan_gives_what_it_gives_on_a_plain_frame(
     assert [[Row(key=1, total=8)]] == run_to_end(changed, tmp_path / "query")
 
 
-def test_calls_that_spark_refuses_are_refused_at_once(
-    spark: SparkSession, source: BatchSource, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_calls_that_spark_refuses_are_refused_at_once(spark, source, capsys):
     totals = stream_of(source)
     other, names = spark.readStream.format("rate").load(), names_of(spark)
     for wrong, error, message in (
@@ -128,7 +124,7 @@ def test_calls_that_spark_refuses_are_refused_at_once(
     assert "|-- total: long" in capsys.readouterr().out
 
 
-def test_a_direct_sink_that_merges_tasks_is_refused(tmp_path: Path, source: BatchSource) -> None:
+def test_a_direct_sink_that_merges_tasks_is_refused(tmp_path, source):
     source.add([(key, 1) for key in range(20)])
     totals = stream_of(source, delivery="direct")
     delivered: list[tuple[Any, ...]] = []

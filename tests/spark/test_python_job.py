@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from py4j import clientserver
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 from tests.support.spark.streams import until
@@ -46,7 +45,7 @@ def calls_of(action: Any, monkeypatch: pytest.MonkeyPatch) -> int:
     return len([command for command in sent if not command.startswith("m\nd\n")])  # no deletions
 
 
-def test_each_job_has_its_own_input(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_job_has_its_own_input(spark, monkeypatch):
     jobs = PythonJobs("n long, names string")
     for number in (1, 10, 100):
         rows = (
@@ -64,7 +63,7 @@ def test_each_job_has_its_own_input(spark: SparkSession, monkeypatch: pytest.Mon
     assert plain > 16
 
 
-def test_broadcasts_of_the_function_reach_the_workers(spark: SparkSession) -> None:
+def test_broadcasts_of_the_function_reach_the_workers(spark):
     jobs = PythonJobs("n long, names string")
     assert jobs.frame(spark.range(1), partial(add, 1), "id", tasks=2).count() == 1
     sent = spark.sparkContext.broadcast([7])
@@ -81,7 +80,7 @@ def test_broadcasts_of_the_function_reach_the_workers(spark: SparkSession) -> No
         assert first.frame(spark.range(1), with_broadcast, "id", tasks=2).first()["n"] == 7
 
 
-def test_a_long_function_and_a_changed_environment_are_sent_anew(spark: SparkSession) -> None:
+def test_a_long_function_and_a_changed_environment_are_sent_anew(spark):
     jobs = PythonJobs("n long, names string")
     jobs.frame(spark.range(1), partial(add, 1), "id", tasks=2)
     text = "x" * (2 << 20)
@@ -116,9 +115,7 @@ def where(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([batch.column(0), names], ["n", "names"])
 
 
-def test_each_task_gets_the_same_worker_each_time(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_task_gets_the_same_worker_each_time(spark, monkeypatch):
     # Idle workers of earlier jobs of the session have another environment.
     monkeypatch.setitem(spark.sparkContext.environment, "STATELOG_TEST", "same worker")
     jobs = PythonJobs("n long, names string")
@@ -137,7 +134,7 @@ def test_each_task_gets_the_same_worker_each_time(
     assert not workers["0"] & workers["1"]
 
 
-def test_the_frame_keeps_its_size_and_takes_further_steps(spark: SparkSession) -> None:
+def test_the_frame_keeps_its_size_and_takes_further_steps(spark):
     def size(frame: Any) -> int:
         return int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
 
@@ -154,7 +151,7 @@ def test_the_frame_keeps_its_size_and_takes_further_steps(spark: SparkSession) -
     frame.unpersist()
 
 
-def test_tasks_share_workers_beside_other_queries(spark: SparkSession, tmp_path: Path) -> None:
+def test_tasks_share_workers_beside_other_queries(spark, tmp_path):
     without_query = OwnWorkers(spark, spark.sparkContext._jvm.java.util.HashMap())
     assert [len(without_query.environments(tasks)) for tasks in (1, 2, 3)] == [1, 2, 0]
     workers: list[list[int]] = []
@@ -187,7 +184,7 @@ def test_tasks_share_workers_beside_other_queries(spark: SparkSession, tmp_path:
 
 
 @pytest.mark.parametrize(("partitions", "tasks"), [(2, 2), (7, 7), (3, 2)])
-def test_each_partition_is_a_task(spark: SparkSession, partitions: int, tasks: int) -> None:
+def test_each_partition_is_a_task(spark, partitions, tasks):
     """Also where there are more tasks than workers, or other partitions than tasks."""
     jobs = PythonJobs("n long, names string")
     table = table_of(jobs.frame(spark.range(0, 100, 1, partitions), where, "id", tasks=tasks))
@@ -196,7 +193,7 @@ def test_each_partition_is_a_task(spark: SparkSession, partitions: int, tasks: i
     assert places == set(map(str, range(partitions)))
 
 
-def test_errors_are_those_of_mapinarrow(spark: SparkSession) -> None:
+def test_errors_are_those_of_mapinarrow(spark):
     def fails(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         raise ValueError("not today")
         yield
@@ -211,9 +208,7 @@ def test_errors_are_those_of_mapinarrow(spark: SparkSession) -> None:
 
 @ARROW
 @pytest.mark.parametrize("rows", [0, 1, 5_000])
-def test_few_rows_are_the_frame_that_createdataframe_makes(
-    spark: SparkSession, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_rows_are_the_frame_that_createdataframe_makes(spark, rows, monkeypatch):
     schema = StructType.fromDDL(
         "n int, text string, at timestamp, local timestamp_ntz, day date, parts array<string>, "
         "inner struct<a: double, b: binary>, price decimal(9,2), m map<string,int>"
@@ -243,7 +238,7 @@ def test_few_rows_are_the_frame_that_createdataframe_makes(
     assert calls <= calls_of_spark / 2
 
 
-def test_a_shuffle_begins_before_the_job_that_reads_it(tmp_path: Path) -> None:
+def test_a_shuffle_begins_before_the_job_that_reads_it(tmp_path):
     """Else Spark's scheduler fails where its pool for shuffles is slow, and ends the session."""
     program = subprocess.run(
         [sys.executable, "-m", "tests.support.spark.late_pool_job", str(tmp_path)],

@@ -1,13 +1,17 @@
-"""A query writes into each checkpoint what its micro-batch cost."""
+"""A query counts what its micro-batches cost, and writes it into each checkpoint."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tests.support.locations.sequence_entries import claims, committed
-from tests.support.spark.streams import Job
+from tests.support.locations.sequence_entries import committed
+from tests.support.spark.streams import configured
 
+import statelog as sl
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.history import read_checkpoint
-from statelog.extensions.report import ReportPlan, collect, page
+from statelog.metrics import HistogramSnapshot
+from statelog.spark import BatchProgress
 from statelog.store import open_existing_store
 
 
@@ -18,10 +22,12 @@ def records(location: Path) -> list[BatchRecord]:
     ]
 
 
-def test_costs_are_recorded_also_after_the_commit(job: Job) -> None:
+def test_costs_are_recorded_also_after_the_commit(job):
     job.source.add_all([[(1, 10), (2, 20)]] * 3)
     policy = {"snapshot.max-log-handles": 1}
-    job.run(tasks=2, retainedCheckpoints=9, **policy)
+    metrics = sl.Metrics()
+    job.run(tasks=2, retainedCheckpoints=9, metrics=metrics, **policy)
+    check_metrics(metrics.snapshot(), job.progress)
     recorded = records(job.state)
     assert 3 == len(recorded) == len(job.progress)
     for record, progress in zip(recorded, job.progress, strict=True):
@@ -43,21 +49,36 @@ def test_costs_are_recorded_also_after_the_commit(job: Job) -> None:
     assert records(job.state)[-1].previous_ms is None  # the first of a run
 
 
-def test_a_report_shows_what_the_query_recorded(job: Job) -> None:
-    job.source.add_all([[(1, 10), (2, 20), (3, 30)]] * 2)
-    job.run(tasks=2, retainedCheckpoints=9)
-    job.source.add([(4, 40)])
-    job.run(tasks=1, retainedCheckpoints=9)
-    figures = collect(open_existing_store(job.state), str(job.state), ReportPlan())
-    assert [3, 3, 1] == [batch.rows for batch in figures.batches]
-    first, second = claims(job.state)
-    assert [first, first, second] == [checkpoint.epoch for checkpoint in figures.checkpoints]
-    whole = {"plan", "run", "commit", "deliver", "clean_up"}
-    assert [whole, {"plan", "run"}, {"plan", "run"}] == [
-        set(batch.milliseconds) for batch in figures.batches
-    ]
-    (groups,) = figures.skew
-    assert (128, 4) == (len(groups.keys), sum(groups.keys))
-    assert 0 < sum(groups.change_bytes) < (figures.checkpoints[-1].log_bytes or 0)
-    assert figures.restart is not None and 1 == figures.restart.tasks
-    assert "2 runs of the query" in page(figures)
+def check_metrics(values: Mapping[str, Any], progress: list[BatchProgress]) -> None:
+    """Check the metrics of three micro-batches of two rows."""
+    snapshots = sum(report.snapshots for report in progress)
+    assert snapshots > 0
+    assert snapshots == values["started_materialization"] == values["completed_materialization"]
+    assert 0 == values["failed_materialization"]
+    assert (6, 6) == (values["num_records_in"], values["num_records_out"])
+    assert 2 == values["state_entries"]
+    durations = values["micro_batch_durations"]
+    assert isinstance(durations, HistogramSnapshot)
+    assert [report.milliseconds["total"] for report in progress] == list(durations.values)
+    assert values["last_duration_of_materialization"] > 0
+    assert values["last_full_size_of_materialization"] > 0
+
+
+def test_uploads_of_tasks_follow_the_options(job, spark):
+    job.source.add_all([[(key % 500, 10) for key in range(2_000)], [(1, 10)]])
+    metrics = sl.Metrics()
+    with configured(spark, {"spark.statelog.changelog.compression.enabled": "true"}):
+        job.run(tasks=2, metrics=metrics, **{"stream.data-inline-threshold": 0})
+    first = job.progress[0]
+    assert first.uploads == first.upload_attempts == 4, "changes and staged rows of each task"
+    assert (0, 0) == (first.upload_retries, first.upload_failures)
+    assert first.upload_bytes > 10_000
+    assert first.slowest_upload_ms > 0
+    total = sum(progress.uploads for progress in job.progress)
+    assert total == metrics.value("number_of_upload_requests")
+    sizes = metrics.value("upload_sizes")
+    assert isinstance(sizes, HistogramSnapshot)
+    assert sizes.total_count == total
+    files = list(job.state.glob("dstl/*"))
+    assert files
+    assert all(path.read_bytes().startswith(b"\x01") for path in files), "Flink's flag of Snappy"

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from tests.house.sources import ROOT
 from tests.support.spark.processors import INPUT, TOTALS, Totals
-from tests.support.spark.streams import BatchSource, Job, run_to_end
+from tests.support.spark.streams import BatchSource, run_to_end
 
 from statelog.errors import UsageError
 from statelog.spark import Record, replay, transform_with_state
@@ -79,7 +79,7 @@ def test_account_a():
 """
 
 
-def test_a_planted_bug_fails_a_test_of_three_lines(fraud: Path) -> None:
+def test_a_planted_bug_fails_a_test_of_three_lines(fraud):
     program = planted(fraud, RULE)
     payments(fraud / "in", 1, ("a", "10:00:00", 0.5), ("b", "10:00:00", 0.5))
     run_example(program, fraud)
@@ -107,7 +107,7 @@ def test_a_planted_bug_fails_a_test_of_three_lines(fraud: Path) -> None:
     assert 0 == command(*pytest_run, folder=fraud).returncode
 
 
-def test_a_key_that_raised_is_replayed_by_the_command_in_the_error(fraud: Path) -> None:
+def test_a_key_that_raised_is_replayed_by_the_command_in_the_error(fraud):
     program = planted(fraud, "row.amount > LARGE and at <= armed")  # a number and a tuple
     payments(fraud / "in", 1, ("a", "10:00:00", 0.5))
     run_example(program, fraud)
@@ -136,7 +136,7 @@ def differences(location: Path, key: object, **arguments: Any) -> list[Any]:
 class Marks(Totals):
     """`Totals` behind `Totals`: adds up totals by their last digit."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         total, count = self.total.get() or (0, 0)
         for row in rows:
             total, count = total + row.total, count + 1
@@ -144,7 +144,7 @@ class Marks(Totals):
         yield Row(key=key[0], total=total, rows=count)
 
 
-def test_each_operator_of_a_query_is_recorded(spark: SparkSession, tmp_path: Path) -> None:
+def test_each_operator_of_a_query_is_recorded(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add_all([[(1, 1), (2, 2)], [(1, 5)]])
     state = tmp_path / "state"
@@ -159,7 +159,7 @@ def test_each_operator_of_a_query_is_recorded(spark: SparkSession, tmp_path: Pat
     assert [] == differences(state, 1, operator="marks", processor=Marks())
 
 
-def test_a_key_of_no_operator_is_refused_at_the_start(job: Job) -> None:
+def test_a_key_of_no_operator_is_refused_at_the_start(job):
     job.source.add([(1, 1)])
     with pytest.raises(UsageError, match="record: key column 'key' takes int64"):
         job.run(record=Record(keys=["x"]))

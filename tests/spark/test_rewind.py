@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from tests.support.locations.sequence_entries import claims, committed
 from tests.support.spark.checkpoint_files import InTime, cut_short, forget_newest_batch, newest
 from tests.support.spark.processors import TotalsModel, totals_job, totals_of
 from tests.support.spark.streams import BatchSource, Job, configured, in_order, until, wait
@@ -60,9 +61,7 @@ def model_after(batches: int) -> TotalsModel:
 
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
-def test_after_a_rewind_the_later_batches_have_never_run(
-    spark: SparkSession, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_after_a_rewind_the_later_batches_have_never_run(spark, tmp_path, options):
     job = a_job(spark, tmp_path, options)
     job.source.add_all(BATCHES[:4])
     job.run()
@@ -82,7 +81,7 @@ def test_after_a_rewind_the_later_batches_have_never_run(
     assert [model.apply(BATCHES[0])] == [rows for rows in job.take_in_order() if rows]
 
 
-def test_a_rewind_repairs_a_batch_planned_anew(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_rewind_repairs_a_batch_planned_anew(spark, tmp_path):
     job = a_job(spark, tmp_path)
     job.source.add_all(BATCHES[:3])
     job.run()
@@ -97,7 +96,7 @@ def test_a_rewind_repairs_a_batch_planned_anew(spark: SparkSession, tmp_path: Pa
     assert totals_of(BATCHES[:4])[2:] == job.take_in_order()
 
 
-def test_a_rewind_repairs_an_emptied_offset_file(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_rewind_repairs_an_emptied_offset_file(spark, tmp_path):
     job = a_job(spark, tmp_path)
     job.source.add_all(BATCHES[:3])
     job.run()
@@ -105,8 +104,10 @@ def test_a_rewind_repairs_an_emptied_offset_file(spark: SparkSession, tmp_path: 
     for folder in ("offsets", "commits"):
         cut_short(job.query / folder, 2)
     cut_short(job.query / "commits", 1)  # delivered again
-    with pytest.raises(CheckpointError, match=r"offsets/2 is empty.*statelog rewind"):
+    before = claims(job.state), committed(job.state)
+    with pytest.raises(CheckpointError, match=r"log of .*offsets/2 is empty.*statelog rewind"):
         job.run()
+    assert before == (claims(job.state), committed(job.state))
     rewind(job, 1, *AT_ONCE)
     job.run()
     assert totals_of(BATCHES[:3])[1:] == job.take_in_order()
@@ -117,8 +118,8 @@ STEPS = ("edit-claimed", "rewind-committed", "rewind-offsets-deleted")
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_rewind_that_is_killed_at_any_step_leaves_a_query_that_is_refused_or_exact(
-    spark: SparkSession, tmp_path: Path, step: str
-) -> None:
+    spark, tmp_path, step
+):
     job = a_job(spark, tmp_path)
     job.source.add_all(BATCHES[:4])
     job.run()
@@ -156,9 +157,7 @@ def test_a_rewind_that_is_killed_at_any_step_leaves_a_query_that_is_refused_or_e
     assert expected == [(batch, in_order(rows)) for batch, rows in job.delivered]
 
 
-def test_a_run_that_is_still_active_is_noticed_and_else_fenced(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_still_active_is_noticed_and_else_fenced(spark, tmp_path, capsys):
     job = a_job(spark, tmp_path)
     job.source.add_all(BATCHES[:3])
     query = job.start(trigger={"processingTime": "200 milliseconds"})
@@ -185,9 +184,7 @@ def test_a_run_that_is_still_active_is_noticed_and_else_fenced(
     assert totals_of(BATCHES[:4])[2:] == job.take_in_order()
 
 
-def test_the_compact_log_of_a_source_goes_back_too(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_compact_log_of_a_source_goes_back_too(spark, tmp_path, capsys):
     with configured(spark, {"spark.sql.streaming.fileSource.log.compactInterval": "3"}):
         job = a_job(spark, tmp_path, {"retainedCheckpoints": 9})
         batches = [[(batch, batch), (0, 1)] for batch in range(9)]
@@ -204,9 +201,7 @@ def test_the_compact_log_of_a_source_goes_back_too(
             assert totals_of(batches)[batch_id + 1 :] == job.take_in_order()
 
 
-def test_an_operator_of_sparks_own_is_refused(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_operator_of_sparks_own_is_refused(spark, tmp_path, capsys):
     class Distinct(BatchSource):
         def frame(self) -> DataFrame:
             return super().frame().dropDuplicates(["key", "amount"])

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tests.house.sources import ROOT
 from tests.support.locations.sequence_entries import claims
 from tests.support.spark.processors import totals_job, totals_of
-from tests.support.spark.streams import Job, until
+from tests.support.spark.streams import until
 
 BATCHES = [[(1, 10), (2, 20)], [(1, 1), (3, 30)], [(2, 2)], [(1, 5), (4, 4)]]
 PATIENCE_SECONDS = 120
@@ -50,8 +50,8 @@ def main(folder: Path, query: Path) -> None:
 
 
 def test_a_second_driver_that_cannot_go_on_is_refused_and_the_first_goes_on_committing(
-    job: Job, tmp_path: Path
-) -> None:
+    job, tmp_path
+):
     job.source.add(BATCHES[0])
     job.run()
     query = job.start(trigger={"processingTime": "100 milliseconds"})

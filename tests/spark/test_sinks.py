@@ -43,7 +43,7 @@ def short_log(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("source", ["parquet", "csv", "xml"])
-def test_files_of_a_redelivered_batch_are_written_once(job: SinkJob, source: str) -> None:
+def test_files_of_a_redelivered_batch_are_written_once(job, source):
     option = {"rowTag": "row"} if source == "xml" else {}
     job.add(2)
     wait(job.writer().options(**option).start(str(job.out), format=source.upper()))
@@ -53,7 +53,7 @@ def test_files_of_a_redelivered_batch_are_written_once(job: SinkJob, source: str
     assert {"0", "1"} == {path.name for path in (job.out / "_spark_metadata").glob("[0-9]*")}
 
 
-def test_files_take_both_output_modes(job: SinkJob) -> None:
+def test_files_take_both_output_modes(job):
     job.add(1)
     wait(job.writer("a").outputMode("update").start(str(job.out), format="parquet"))
     job.add(1)
@@ -62,9 +62,7 @@ def test_files_take_both_output_modes(job: SinkJob) -> None:
 
 
 @pytest.mark.parametrize("source", ["parquet", "delta"])
-def test_a_direct_batch_that_failed_after_its_sink_is_written_once(
-    spark: SparkSession, job: SinkJob, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_direct_batch_that_failed_after_its_sink_is_written_once(spark, job, source, monkeypatch):
     if source == "delta":
         pytest.importorskip("deltalake")
         spark.dataSource.register(DeltaStandIn)
@@ -85,9 +83,7 @@ def test_a_direct_batch_that_failed_after_its_sink_is_written_once(
     assert job.expected == rows
 
 
-def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
-    job: SinkJob, short_log: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(job, short_log, caplog):
     """Spark's sink numbers its entries by batch: readers fail at gaps, a new query is skipped."""
     job.add(1)
     wait(job.writer().format("noop").start())
@@ -108,7 +104,7 @@ def test_a_query_that_comes_later_and_a_second_one_leave_a_folder_readable(
     assert 2 == len(list((job.out / "_statelog").glob("[0-9]*"))), "the newest of each query"
 
 
-def test_a_folder_with_other_files_is_refused_or_appended_to(job: SinkJob) -> None:
+def test_a_folder_with_other_files_is_refused_or_appended_to(job):
     job.add(1)
     job.out.mkdir()
     (job.out / "_SUCCESS").touch()
@@ -129,7 +125,7 @@ def test_a_folder_with_other_files_is_refused_or_appended_to(job: SinkJob) -> No
         job.run("parquet", name="c", fileSink="sometimes")
 
 
-def test_files_refuse_a_rewound_query_delta_takes_it(spark: SparkSession, job: SinkJob) -> None:
+def test_files_refuse_a_rewound_query_delta_takes_it(spark, job):
     pytest.importorskip("deltalake")
     spark.dataSource.register(DeltaStandIn)
     job.add(3)
@@ -139,9 +135,7 @@ def test_files_refuse_a_rewound_query_delta_takes_it(spark: SparkSession, job: S
     for name in ("query", "to_delta"):
         query = str(job.folder / name)
         assert 0 == command(["rewind", query, "--batch-id", "0", "--apply", "--min-idle", "0s"])
-    with pytest.raises(
-        CheckpointError, match=r"contains the rows of batch 2 .* continues with batch 1"
-    ):
+    with pytest.raises(CheckpointError, match=r"the rows of batch 2 .* continues with batch 1"):
         job.run("parquet")
     assert job.expected == job.rows("parquet")
     wait(job.writer("to_delta").start(delta, format="delta"))
@@ -195,7 +189,7 @@ def delivered(
     return Delivered(writer, DeliveredBatch(location, timeline, number, plan))
 
 
-def test_entries_name_their_micro_batches(a_folder: Folder) -> None:
+def test_entries_name_their_micro_batches(a_folder):
     entries, log = a_folder.entries, a_folder.log
     ours = entries()
     assert 0 == ours.begin(delivered("a", 7))
@@ -220,7 +214,7 @@ def test_entries_name_their_micro_batches(a_folder: Folder) -> None:
         entries().begin(delivered("a", 9))
 
 
-def test_the_newest_entry_of_each_query_is_remembered(a_folder: Folder) -> None:
+def test_the_newest_entry_of_each_query_is_remembered(a_folder):
     for number in range(3):
         a_folder.write(delivered("a", number))
         a_folder.write(delivered("b", 10 + number))
@@ -238,7 +232,7 @@ def test_the_newest_entry_of_each_query_is_remembered(a_folder: Folder) -> None:
     assert ["6", "7"] == a_folder.records()
 
 
-def test_a_run_that_was_killed_leaves_no_record_behind(a_folder: Folder) -> None:
+def test_a_run_that_was_killed_leaves_no_record_behind(a_folder):
     a_folder.write(delivered("a", 0))
     killed = a_folder.entries()
     assert 1 == killed.begin(delivered("a", 1))
@@ -250,27 +244,25 @@ def test_a_run_that_was_killed_leaves_no_record_behind(a_folder: Folder) -> None
 
 
 @pytest.mark.parametrize("wrong", [delivered("a", 3, 5), delivered("a", 3, plan="other")])
-def test_given_up_batches_in_a_folder_are_refused(a_folder: Folder, wrong: Delivered) -> None:
+def test_given_up_batches_in_a_folder_are_refused(a_folder, wrong):
     a_folder.write(delivered("a", 3, plan="planned"))
     a_folder.write(delivered("b", 0))
     with pytest.raises(CheckpointError, match=r"contains the rows of batch 3 .* cannot be removed"):
         a_folder.write(wrong)
 
 
-def test_a_query_that_was_rewound_to_what_the_folder_has_goes_on(a_folder: Folder) -> None:
+def test_a_query_that_was_rewound_to_what_the_folder_has_goes_on(a_folder):
     a_folder.write(delivered("a", 3))
     zombie = a_folder.entries()
     again = Delivered("a", DeliveredBatch("x", 0, 3, "", 5))
     assert a_folder.write(again) is None
     assert 1 == a_folder.write(delivered("a", 4, 5))
-    with pytest.raises(
-        FencedError, match="timeline 5, but this driver is at batch 4 of timeline 0"
-    ):
+    with pytest.raises(FencedError, match="5, but this driver is at batch 4 of timeline 0"):
         a_folder.write(delivered("a", 4), zombie)
     assert a_folder.write(delivered("a", 4, 5)) is None
 
 
-def test_an_announcement_of_another_timeline_is_not_overwritten(a_folder: Folder) -> None:
+def test_an_announcement_of_another_timeline_is_not_overwritten(a_folder):
     """The driver before the rewind may be about to write the entry."""
     assert 0 == a_folder.entries().begin(delivered("a", 3))
     assert 0 == a_folder.entries().begin(delivered("a", 3, plan="planned again"))
@@ -281,14 +273,14 @@ def test_an_announcement_of_another_timeline_is_not_overwritten(a_folder: Folder
     assert 0 == a_folder.write(delivered("a", 2, 5))
 
 
-def test_a_query_of_sparks_own_operator_continues_in_its_folder(a_folder: Folder) -> None:
+def test_a_query_of_sparks_own_operator_continues_in_its_folder(a_folder):
     (a_folder.log / "4").write_text("v1")
     assert a_folder.entries(4).begin(delivered("a", 4)) is None
     assert 5 == a_folder.entries(5).begin(delivered("a", 5))
     assert 5 == a_folder.entries(-1).begin(delivered("a", 4)), "a new query"
 
 
-def test_a_table_of_files_is_created_and_written_once(job: SinkJob) -> None:
+def test_a_table_of_files_is_created_and_written_once(job):
     job.add(2)
     for _ in range(2):
         wait(job.writer().toTable("once", format="json", partitionBy="KEY"))
@@ -306,7 +298,7 @@ def test_a_table_of_files_is_created_and_written_once(job: SinkJob) -> None:
         job.spark.sql(f"drop table {name}")
 
 
-def test_a_table_has_its_options_and_the_order_of_its_columns(job: SinkJob) -> None:
+def test_a_table_has_its_options_and_the_order_of_its_columns(job):
     job.add(1)
     job.spark.sql(
         "create table narrow (rows bigint, total bigint, key bigint) using csv "
@@ -319,7 +311,7 @@ def test_a_table_has_its_options_and_the_order_of_its_columns(job: SinkJob) -> N
         job.spark.sql("drop table narrow")
 
 
-def test_columns_that_a_table_cannot_take_are_refused(job: SinkJob) -> None:
+def test_columns_that_a_table_cannot_take_are_refused(job):
     job.add(1)
     sql = job.spark.sql
     sql("create table other (key bigint, total bigint) using parquet")
@@ -351,7 +343,7 @@ def test_columns_that_a_table_cannot_take_are_refused(job: SinkJob) -> None:
     assert not (job.folder / "query" / "statelog").exists()
 
 
-def test_delta_gets_the_ids_of_its_transactions(spark: SparkSession, job: SinkJob) -> None:
+def test_delta_gets_the_ids_of_its_transactions(spark, job):
     deltalake = pytest.importorskip("deltalake")
     spark.dataSource.register(DeltaStandIn)
     job.add(2)
@@ -369,9 +361,7 @@ def test_delta_gets_the_ids_of_its_transactions(spark: SparkSession, job: SinkJo
     assert 1 == deltalake.DeltaTable(named).transaction_version("mine")
 
 
-def test_output_that_is_written_at_least_once_is_warned_of(
-    spark: SparkSession, job: SinkJob, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_output_that_is_written_at_least_once_is_warned_of(spark, job, caplog):
     class Elsewhere(DeltaStandIn):
         @classmethod
         def name(cls) -> str:
@@ -392,7 +382,7 @@ def collected(into: list[Any]) -> Callable[[DataFrame, int], object]:
     return write
 
 
-def test_an_idempotent_function_skips_what_it_has_written(job: SinkJob) -> None:
+def test_an_idempotent_function_skips_what_it_has_written(job):
     rows: list[Any] = []
     records = job.folder / "records"
 
@@ -422,7 +412,7 @@ def test_an_idempotent_function_skips_what_it_has_written(job: SinkJob) -> None:
     assert [] == [row for row in rows if row[0] == 3], "the record comes before the rows"
 
 
-def test_an_idempotent_function_asks_the_target(job: SinkJob) -> None:
+def test_an_idempotent_function_asks_the_target(job):
     rows: list[Any] = []
     asked: list[tuple[str, int]] = []
 
@@ -440,7 +430,7 @@ def test_an_idempotent_function_asks_the_target(job: SinkJob) -> None:
     assert [(query_id, 0), (query_id, 1), (query_id, 1)] == asked
 
 
-def test_a_sink_with_transactions_gets_each_row_once(job: SinkJob) -> None:
+def test_a_sink_with_transactions_gets_each_row_once(job):
     connect = functools.partial(sqlite3.connect, job.folder / "d", check_same_thread=False)
     with contextlib.closing(connect()) as connection:
         connection.execute('create table totals ("key", total, "rows")')
@@ -468,7 +458,7 @@ def test_a_sink_with_transactions_gets_each_row_once(job: SinkJob) -> None:
     assert in_order(job.delivered + job.delivered[4:]) == run_with(function)
 
 
-def test_wrong_arguments_of_idempotent_are_refused() -> None:
+def test_wrong_arguments_of_idempotent_are_refused():
     for wrong, message in (
         (lambda: idempotent(print), "either a location"),
         (lambda: idempotent(print, "x", written=lambda *_: True), "either a location"),

@@ -7,16 +7,14 @@ that was enabled.  tests/parity.md says which scenario is covered where.
 
 import datetime as dt
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, struct, to_json
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark import scenarios
 from tests.support.spark.scenarios import INPUT, LARGE
 from tests.support.spark.streams import (
@@ -74,9 +72,7 @@ def run(session: SparkSession, source: BatchSource, build: Build) -> list[list[R
 
 
 @pytest.mark.parametrize("pandas", [False, pytest.param(True, marks=INITIAL_FRAMES)])
-def test_state_of_every_kind_keys_apart_initial_state_and_a_plan_behind_it(
-    spark: SparkSession, tmp_path: Path, pandas: bool
-) -> None:
+def test_state_of_every_kind_keys_apart_initial_state_and_a_plan_behind_it(spark, tmp_path, pandas):
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add_all(scenarios.EVERYTHING_BATCHES)
 
@@ -99,14 +95,14 @@ CHUNKS = "first string, n int, frames int"
 class Chunks(StatefulProcessor):
     """Counts the frames of each key, and of its initial state."""
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.frames = handle.getValueState("frames", "n int")
 
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+    def handleInitialState(self, key, initialState, timerValues):
         (n,) = self.frames.get() or (0,)
         self.frames.update((n + len(initialState),))
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+    def handleInputRows(self, key, rows, timerValues):
         (n,) = self.frames.get() or (0,)
         yield pd.DataFrame({"first": [key[0]], "n": [n], "frames": [sum(1 for _ in rows)]})
 
@@ -119,9 +115,7 @@ class Chunks(StatefulProcessor):
         pytest.param("maxBytesPerBatch", "2", 3, marks=needs((4, 2), "a limit of a frame's bytes")),
     ],
 )
-def test_limits_of_frames(
-    spark: SparkSession, tmp_path: Path, name: str, value: str, chunks: int
-) -> None:
+def test_limits_of_frames(spark, tmp_path, name, value, chunks):
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add([("0", 1, "x"), ("0", 2, "x"), ("0", 3, "x"), ("1", 4, "x")])
 
@@ -131,11 +125,7 @@ def test_limits_of_frames(
             source.frame()
             .groupBy("first")
             .transformWithStateInPandas(
-                Chunks(),
-                CHUNKS,
-                "Update",
-                "None",
-                initialState=initial.groupBy("first"),
+                Chunks(), CHUNKS, "Update", "None", initialState=initial.groupBy("first")
             )
         )
 
@@ -145,9 +135,7 @@ def test_limits_of_frames(
 
 
 @pytest.mark.parametrize(("delivery", "value"), [("staged", "-1"), ("direct", "0")])
-def test_no_limit_of_records_in_every_way_of_delivery(
-    spark: SparkSession, tmp_path: Path, delivery: str, value: str
-) -> None:
+def test_no_limit_of_records_in_every_way_of_delivery(spark, tmp_path, delivery, value):
     session = spark.newSession()
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", value)
     session.conf.set("spark.statelog.delivery", delivery)
@@ -165,10 +153,10 @@ def test_no_limit_of_records_in_every_way_of_delivery(
 class Earliest(StatefulProcessor):
     """Yields the earliest time it has seen, and the watermark."""
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.earliest = handle.getValueState("earliest", "at bigint")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         times = [int(row.at.timestamp()) for row in rows]
         (before,) = self.earliest.get() or (max(times),)
         earliest = min(before, *times, before)
@@ -177,9 +165,7 @@ class Earliest(StatefulProcessor):
 
 
 @pytest.mark.parametrize("time_mode", ["None", "ProcessingTime"])
-def test_a_watermark_drops_nothing_outside_of_event_time(
-    spark: SparkSession, tmp_path: Path, time_mode: str
-) -> None:
+def test_a_watermark_drops_nothing_outside_of_event_time(spark, tmp_path, time_mode):
     source = BatchSource(spark, tmp_path / "in", "key string, at timestamp")
     for seconds in ([20], [4], [2, 11, 13]):
         moments = [dt.datetime.fromtimestamp(s, dt.UTC) for s in seconds]
@@ -194,7 +180,7 @@ def test_a_watermark_drops_nothing_outside_of_event_time(
     assert [20, 4, 2] == [row.at for row in itertools.chain(*batches)]
 
 
-def test_initial_state_with_timers(spark: SparkSession, tmp_path: Path) -> None:
+def test_initial_state_with_timers(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add_all(scenarios.TIMER_BATCHES)
     first, second = on_both(spark, source, scenarios.with_timers)
@@ -205,10 +191,10 @@ def test_initial_state_with_timers(spark: SparkSession, tmp_path: Path) -> None:
 class TextKeys(StatefulProcessor):
     """Uses text where a tuple is the key of a map."""
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.entries = handle.getMapState("entries", "name string", "n int")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         try:
             self.entries.updateValue(key[0], (1,))
             text = str(list(self.entries.iterator()))
@@ -218,8 +204,8 @@ class TextKeys(StatefulProcessor):
 
 
 def test_text_of_one_letter_is_the_key_of_a_map_as_on_spark_and_longer_text_is_refused(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+    spark, tmp_path
+):
     """Spark takes text for the tuple of its letters: more than one fail the query."""
 
     def build(session: SparkSession, source: BatchSource) -> DataFrame:

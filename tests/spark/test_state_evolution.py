@@ -1,13 +1,12 @@
 """A job changes its state between starts; what it reads then is what Spark's Avro state reads."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark.streams import (
     FREQUENT_SNAPSHOTS,
     BatchSource,
@@ -31,12 +30,12 @@ class Evolving(StatefulProcessor):
         self.fields = fields
         self.values = values
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.value = handle.getValueState("value", self.fields)
         self.list = handle.getListState("list", self.fields)
         self.map = handle.getMapState("map", "name string", self.fields)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         seen = [self.value.get(), list(self.list.get()), self.map.getValue(("a",))]
         # A Row's own text names its fields; the values are what must agree.
         text = repr([seen[0], seen[1], None if seen[2] is None else tuple(seen[2])])
@@ -85,16 +84,14 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(source, tmp_path, ["key"], Evolving(*STEPS[0]), SEEN)
 
 
-def test_states_evolve_as_on_spark(spark: SparkSession, job: Job) -> None:
+def test_states_evolve_as_on_spark(spark, job):
     ours, theirs = [], []
     with configured(spark, {"spark.sql.streaming.stateStore.encodingFormat": "avro"}):
         for tasks, step in zip((1, 3), STEPS, strict=True):
             job.source.add_all([[(key, 1 + key) for key in range(6)], [(0, 9)]])
             job.processor = Evolving(*step)
             if tasks > 1:
-                with pytest.raises(
-                    CheckpointError, match=r"'value\.gone', 'list\.gone', 'map\.gone'"
-                ):
+                with pytest.raises(CheckpointError, match=r"'value\.gone', .*'map\.gone'"):
                     job.run()
             job.run(tasks=tasks, **FREQUENT_SNAPSHOTS, dropState="value.gone, list.gone, map.gone")
             ours += job.take()
@@ -110,7 +107,7 @@ class Life(StatefulProcessor):
         self.step = step
         self.worked = False
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         if self.step == "misuse":
             handle.getValueState("count", "n bigint").update((1,))
         ttl = HOUR_MS if self.step == "ttl" else None
@@ -125,7 +122,7 @@ class Life(StatefulProcessor):
         self.most = handle.getReducingState("most", "n bigint", max)
         self.mean = handle.getAggregatingState("mean", "sum bigint, n bigint", Mean())
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         self.worked = True
         for row in rows:
             self.count.update(((self.count.get() or (0,))[0] + 1,))
@@ -138,7 +135,7 @@ class Life(StatefulProcessor):
             key=key[0], seen=repr([self.count.get(), others, self.most.get(), self.mean.get()])
         )
 
-    def close(self) -> None:
+    def close(self):
         if self.step == "late" and self.worked:  # not on the driver, which tries init and close
             self.count.update((0,))
 
@@ -157,7 +154,7 @@ class Mean:
         return first[0] + second[0], first[1] + second[1]
 
 
-def test_variables_come_and_go_with_their_time_to_live(job: Job) -> None:
+def test_variables_come_and_go_with_their_time_to_live(job):
     job.options["timeMode"] = "ProcessingTime"
     numbers = itertools.count(1)
 
@@ -190,10 +187,10 @@ class Total(StatefulProcessor):
         self.variable = variable
         self.field = field
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.total = handle.getValueState(self.variable, f"{self.field} bigint, note string")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         old, note = self.total.get() or (None, None)
         total = (old or 0) + sum(row.number for row in rows)
         self.total.update((total, "noted"))
@@ -205,18 +202,15 @@ class Total(StatefulProcessor):
     [(Total("total", "paid"), "total.spent"), (Total("sums", "spent"), "total")],
     ids=["field", "variable"],
 )
-def test_a_renamed_field_or_variable_does_not_begin_empty(
-    job: Job, renamed: Total, name: str
-) -> None:
+def test_a_renamed_field_or_variable_does_not_begin_empty(job, renamed, name):
     """Nothing is lost until dropState has the old name."""
     job.processor = Total("total", "spent")
     job.source.add([(1, 1)])
     job.run()
     job.source.add([(1, 10)])
     for settings in ({}, {"dropState": ["note"]}):
-        with pytest.raises(
-            CheckpointError, match=f"does not declare: '{name}'.*dropState='{name}'"
-        ):
+        message = f"does not declare: '{name}'.*dropState='{name}'"
+        with pytest.raises(CheckpointError, match=message):
             job.run(processor=renamed, **settings)
     job.run()
     assert ["1 None", "11 noted"] == [row.seen for batch in job.take() for row in batch]
@@ -238,19 +232,17 @@ class Expiring(StatefulProcessor):
     def __init__(self, ttl_ms: int | None) -> None:
         self.ttl_ms = ttl_ms
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.value = handle.getValueState("value", "n bigint", self.ttl_ms)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         seen = self.value.exists()
         if self.ttl_ms is not None:
             self.value.update((7,))
         yield Row(key=key[0], seen=str(seen))
 
 
-def test_a_repeated_batch_sees_the_state_of_its_first_attempt(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeated_batch_sees_the_state_of_its_first_attempt(job, monkeypatch):
     """The time to live was removed: what had expired is decided by the time of the batch."""
     job.options = {"timeMode": "ProcessingTime", "delivery": "direct", "noDataBatches": False}
     job.processor = Expiring(HOUR_MS)

@@ -90,7 +90,7 @@ def reader(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(900)
-def test_each_command_of_the_story_prints_what_the_page_shows(reader: Path) -> None:
+def test_each_command_of_the_story_prints_what_the_page_shows(reader):
     for command, shown in shown_outputs():
         printed = run_in_shell(command, reader)
         print(f"$ {command}", *printed, sep="\n")

@@ -1,13 +1,10 @@
 """Several inputs in one stream: the rows of each, typed, by key and event time."""
 
 import datetime as dt
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark.streams import BatchSource, run_to_end
 
 from statelog.errors import UsageError
@@ -21,10 +18,10 @@ NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 class Collect(StatefulProcessor):
     """Appends what comes from each input, in the order of event time."""
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.seen = handle.getListState("seen", "what string")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         for row in sorted(rows, key=lambda row: row.at):
             if row.input == "order":
                 self.seen.appendValue((f"{row.order['amount']}/{row.order['a.b']}/{row.payment}",))
@@ -33,7 +30,7 @@ class Collect(StatefulProcessor):
         yield Row(id=key[0], seen=" ".join(what for (what,) in self.seen.get()))
 
 
-def test_rows_of_both_inputs_reach_one_key(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_of_both_inputs_reach_one_key(spark, tmp_path):
     orders = BatchSource(spark, tmp_path / "orders", ORDERS)
     payments = BatchSource(spark, tmp_path / "payments", PAYMENTS)
     orders.add([(1, NOON, 2.5, "x"), (2, NOON, 3.5, None)])
@@ -61,28 +58,23 @@ def test_rows_of_both_inputs_reach_one_key(spark: SparkSession, tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize(
-    ("names", "keys", "event_time", "message"),
-    [
-        ([], ["id"], None, "requires at least one input"),
-        (["order"], [], None, "requires the key columns"),
-        (["input"], ["id"], None, "an input cannot be named 'input'"),
-        (["id"], ["id"], None, "an input cannot be named 'id'"),
-        (["order", "payment"], ["id", "amount"], None, "'payment' does not have the column amount"),
-        (["order", "other"], ["id"], None, "'id' differs: bigint in 'order', string in 'other'"),
-        (["order", "other"], ["at"], None, "'other' does not have the column at"),
-        (["keys"], ["id"], None, "'keys' contains only its keys"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_rejected(
-    spark: SparkSession, names: list[str], keys: list[str], event_time: str | None, message: str
-) -> None:
+def test_inputs_that_do_not_fit_are_rejected(spark):
     frames = {
         "order": spark.createDataFrame([], ORDERS),
         "payment": spark.createDataFrame([], PAYMENTS),
         "other": spark.createDataFrame([], "id string, n int"),
         "keys": spark.createDataFrame([], "id bigint"),
     }
-    inputs = {name: frames.get(name, frames["order"]) for name in names}
-    with pytest.raises(UsageError, match=message):
-        tagged_union(inputs, keys, event_time)
+    for names, keys, message in (
+        ([], ["id"], "requires at least one input"),
+        (["order"], [], "requires the key columns"),
+        (["input"], ["id"], "an input cannot be named 'input'"),
+        (["id"], ["id"], "an input cannot be named 'id'"),
+        (["order", "payment"], ["id", "amount"], "'payment' does not have the column amount"),
+        (["order", "other"], ["id"], "'id' differs: bigint in 'order', string in 'other'"),
+        (["order", "other"], ["at"], "'other' does not have the column at"),
+        (["keys"], ["id"], "'keys' contains only its keys"),
+    ):
+        inputs = {name: frames.get(name, frames["order"]) for name in names}
+        with pytest.raises(UsageError, match=message):
+            tagged_union(inputs, keys)

@@ -1,15 +1,14 @@
 """Event time as on Spark's own transformWithState: watermarks, late rows, timers, batch by batch."""
 
 import random
-from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from tests.support.spark.event_times import SEED, Failing, batch_of, event_job, seen_by_key
 from tests.support.spark.streams import run_on_spark
 
 
-def test_event_time_is_sparks_after_failures(spark: SparkSession, tmp_path: Path) -> None:
+def test_event_time_is_sparks_after_failures(spark, tmp_path):
     rng = random.Random(SEED)
     job = event_job(spark, tmp_path, noDataBatches=False)
 

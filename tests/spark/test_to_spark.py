@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark.processors import Totals, totals_job
 from tests.support.spark.streams import (
@@ -48,7 +48,7 @@ TAGS = [None, 2**60 + 1] if SPARK > (4, 1) else [7]
 class Everything(StatefulProcessor):
     """All kinds of state, of many types, with and without a time to live; processing-time timers."""
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.handle = handle
         self.total = handle.getValueState("total", "n bigint, amount decimal(20,4), none string")
         self.seen = handle.getValueState(
@@ -94,26 +94,22 @@ class Everything(StatefulProcessor):
         ]
         return repr(contents)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         self.take(key, rows, timerValues)
         yield Row(customer=key[0], shown=self.show(), fired=False)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         yield Row(customer=key[0], shown=self.show(), fired=True)
 
 
 class EverythingInPandas(Everything):
     """The same for frames."""
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+    def handleInputRows(self, key, rows, timerValues):
         self.take(key, (row for frame in rows for row in frame.itertuples()), timerValues)
         yield pd.DataFrame({"customer": [key[0]], "shown": [self.show()], "fired": [False]})
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         yield pd.DataFrame({"customer": [key[0]], "shown": [self.show()], "fired": [True]})
 
 
@@ -175,9 +171,6 @@ class SparksQuery:
             return [sorted(rows) for rows in run_to_end(frame, self.checkpoint, "update")]
 
 
-FLAVOURS = pytest.mark.parametrize("pandas", [False, True], ids=["rows", "pandas"])
-
-
 def on_statelog(source: BatchSource, folder: Path, *, pandas: bool, **options: Any) -> Job:
     processor: StatefulProcessor = EverythingInPandas() if pandas else Everything()
     transform = transform_with_state_in_pandas if pandas else transform_with_state
@@ -191,8 +184,8 @@ def on_statelog(source: BatchSource, folder: Path, *, pandas: bool, **options: A
     return job
 
 
-@FLAVOURS
-def test_spark_continues_after_statelog(spark: SparkSession, tmp_path: Path, pandas: bool) -> None:
+@pytest.mark.parametrize("pandas", [False, True], ids=["rows", "pandas"])
+def test_spark_continues_after_statelog(spark, tmp_path, pandas):
     whole = BatchSource(spark, tmp_path / "whole", SCHEMA)
     source = BatchSource(spark, tmp_path / "input", SCHEMA)
     whole.add_all([*BEFORE, *AFTER])
@@ -235,73 +228,48 @@ def test_spark_continues_after_statelog(spark: SparkSession, tmp_path: Path, pan
 class Windows(StatefulProcessor):
     """Counts rows until the watermark passes the end of their hour."""
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         self.handle = handle
         self.counts = handle.getMapState("counts", "ends bigint", "n int")
 
-    def count(self, key: Any, rows: Any) -> int:
+    def handleInputRows(self, key, rows, timerValues):
         total = 0
         for row in rows:
             ends = (int(row.at.timestamp() * 1000) // HOUR + 1) * HOUR
             (n,) = self.counts.getValue((ends,)) or (0,)
-            self.counts.updateValue((ends,), (int(n) + 1,))
+            self.counts.updateValue((ends,), (n + 1,))
             self.handle.registerTimer(ends)
             total += 1
-        return total
+        yield Row(key=key[0], ends=-1, n=total)
 
-    def end(self, expiredTimerInfo: Any) -> tuple[int, int]:
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
         ends = expiredTimerInfo.getExpiryTimeInMs()
         (n,) = self.counts.getValue((ends,))
         self.counts.removeKey((ends,))
-        return ends, int(n)
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        yield Row(key=key[0], ends=-1, n=self.count(key, rows))
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
-        ends, n = self.end(expiredTimerInfo)
         yield Row(key=key[0], ends=ends, n=n)
-
-
-class WindowsInPandas(Windows):
-    """The same for frames."""
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-        n = self.count(key, (row for frame in rows for row in frame.itertuples()))
-        yield pd.DataFrame({"key": [key[0]], "ends": [-1], "n": [n]})
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
-        ends, n = self.end(expiredTimerInfo)
-        yield pd.DataFrame({"key": [key[0]], "ends": [ends], "n": [n]})
 
 
 def at(key: str, minutes: int) -> tuple[str, datetime]:
     return key, START + timedelta(minutes=minutes)
 
 
-@FLAVOURS
-def test_event_time_timers_and_late_rows(spark: SparkSession, tmp_path: Path, pandas: bool) -> None:
+def test_event_time_timers_and_late_rows(spark, tmp_path):
     before = [[at("a", 0), at("b", 10)], [at("a", 70), at("b", 80), at("c", 75)]]
     # The first row is late: the watermark is past it when the query is stopped.
     after = [[at("a", 5), at("a", 85), at("c", 90)], [at("b", 200)], [at("d", 300)]]
     schema, output = "key string, at timestamp", "key string, ends bigint, n int"
     whole = BatchSource(spark, tmp_path / "whole", schema)
     source = BatchSource(spark, tmp_path / "input", schema)
-    processor: StatefulProcessor = WindowsInPandas() if pandas else Windows()
+    processor = Windows()
 
     def watermarked(of: BatchSource) -> DataFrame:
         return of.frame().withWatermark("at", "10 minutes")
 
-    reference = SparksQuery(whole, tmp_path / "reference", "EventTime", pandas=pandas)
+    reference = SparksQuery(whole, tmp_path / "reference", "EventTime", pandas=False)
     for source_of_rows in (whole, source):
         source_of_rows.add_all(before)
     expected = reference.run(processor, output, ["key"], stream=watermarked(whole))
-    transform = transform_with_state_in_pandas if pandas else transform_with_state
-    stream = transform(
+    stream = transform_with_state(
         watermarked(source).groupBy("key"),
         processor,
         output,
@@ -316,7 +284,7 @@ def test_event_time_timers_and_late_rows(spark: SparkSession, tmp_path: Path, pa
     for source_of_rows in (whole, source):
         source_of_rows.add_all(after)
     expected = reference.run(processor, output, ["key"], stream=watermarked(whole))
-    moved = SparksQuery(source, tmp_path / "new", "EventTime", pandas=pandas)
+    moved = SparksQuery(source, tmp_path / "new", "EventTime", pandas=False)
     delivered = moved.run(
         with_initial_state(processor), output, ["key"], frame, stream=watermarked(source)
     )
@@ -326,39 +294,38 @@ def test_event_time_timers_and_late_rows(spark: SparkSession, tmp_path: Path, pa
     assert len(ends) == 5, "timers of before and after fired"
 
 
-def test_a_state_that_cannot_be_moved_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_moved_is_refused(spark, tmp_path):
     job = totals_job(spark, tmp_path)
-    old, target, state = str(tmp_path / "query"), str(tmp_path / "target"), job.state
+    old, target, new = (str(tmp_path / name) for name in ("query", "target", "new"))
+    state = job.state
     with pytest.raises(UsageError, match="state"):
         to_spark(spark, state, target)
     job.source.add([(1, 10), (2, 20)])
     job.run()
-    with pytest.raises(CheckpointError, match="checkpoint 7") as raised:
-        to_spark(spark, state, target, checkpoint=7)
-    assert raised.value.reason == "not_found"
-    with pytest.raises(
-        UsageError, match="the state other does not exist; the checkpoint contains total"
-    ):
+    with pytest.raises(UsageError, match="the state other does not exist; the checkpoint contains"):
         to_spark(spark, state, target, variables=["other"])
     assert to_spark(spark, state, target, variables=["total"]).count() == 2
     for call in (
-        lambda: to_spark(spark, state, target),
-        lambda: spark_checkpoint(spark, old, state, target),
+        lambda: to_spark(spark, state, str(tmp_path / "more"), checkpoint=7),
+        lambda: spark_checkpoint(spark, old, state, new, checkpoint=7),
     ):
-        with pytest.raises(UsageError, match="is not empty"):
+        with pytest.raises(CheckpointError) as raised:
             call()
-    with pytest.raises(CheckpointError) as raised:
-        spark_checkpoint(spark, old, state, str(tmp_path / "new"), checkpoint=7)
-    assert raised.value.reason == "not_found"
-    with pytest.raises(UsageError, match=r"of query \(none\), but the state is that of query"):
-        spark_checkpoint(spark, str(tmp_path / "in"), state, str(tmp_path / "new"))
+        assert raised.value.reason == "not_found"
+    for call, message in (
+        (lambda: to_spark(spark, state, target), "is not empty"),
+        (lambda: spark_checkpoint(spark, old, state, target), "is not empty"),
+        (lambda: spark_checkpoint(spark, str(tmp_path / "in"), state, new), r"query \(none\), but"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            call()
     compacting = configured(spark, {"spark.sql.streaming.fileSource.log.compactInterval": "2"})
     with compacting, pytest.raises(UsageError, match="is less than 3"):
-        spark_checkpoint(spark, old, state, str(tmp_path / "new"))
+        spark_checkpoint(spark, old, state, new)
     assert not (tmp_path / "new").exists()
 
 
-def test_exported_state_begins_with_other_key_groups(spark: SparkSession, tmp_path: Path) -> None:
+def test_exported_state_begins_with_other_key_groups(spark, tmp_path):
     job = totals_job(spark, tmp_path / "old", maxParallelism=8)
     job.source.add([(key, key) for key in range(50)])
     job.run()

@@ -51,9 +51,7 @@ def refuse_tricks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("delivery", ["direct", "staged"])
-def test_without_all_tricks_the_rows_are_the_same(
-    source: BatchSource, tmp_path: Path, delivery: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_all_tricks_the_rows_are_the_same(source, tmp_path, delivery, monkeypatch):
     for trick in Trick:
         source.spark.conf.set(trick.switch, "false")
     refuse_tricks(monkeypatch)
@@ -63,7 +61,7 @@ def test_without_all_tricks_the_rows_are_the_same(
 
 
 @pytest.mark.parametrize("trick", [Trick.OWN_WORKERS, Trick.KEPT_PLANS])
-def test_a_nested_trick_ends_by_itself(source: BatchSource, tmp_path: Path, trick: Trick) -> None:
+def test_a_nested_trick_ends_by_itself(source, tmp_path, trick):
     source.spark.conf.set(trick.switch, "false")
     if trick is Trick.KEPT_PLANS:
         run_aggregate(source, tmp_path)
@@ -71,12 +69,7 @@ def test_a_nested_trick_ends_by_itself(source: BatchSource, tmp_path: Path, tric
         run(source, tmp_path, "staged")
 
 
-def test_a_spark_without_a_part_is_named_once_for_each_query(
-    source: BatchSource,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_spark_without_a_part_is_named_once_for_each_query(source, tmp_path, monkeypatch, caplog):
     calls = []
 
     def missing(*args: object) -> None:
@@ -92,9 +85,7 @@ def test_a_spark_without_a_part_is_named_once_for_each_query(
     assert "is not used" in lines[0]
 
 
-def test_another_error_is_raised(
-    source: BatchSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_error_is_raised(source, tmp_path, monkeypatch):
     def broken(*args: object) -> None:
         raise ZeroDivisionError("a fault")
 

@@ -3,12 +3,11 @@
 import datetime as dt
 import decimal
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark.streams import BatchSource, Job, configured, run_on_spark
 
 ATOMIC = {
@@ -57,10 +56,10 @@ def rows() -> list[tuple[Any, ...]]:
 class Witness(StatefulProcessor):
     """Yields what it was given, as text."""
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.count = handle.getValueState("count", "n bigint")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         texts = sorted(map(repr, rows))
         count = (self.count.get() or (0,))[0] + len(texts)
         self.count.update((count,))
@@ -76,7 +75,7 @@ def source_of(spark: SparkSession, tmp_path: Path) -> BatchSource:
     return source
 
 
-def test_keys_and_rows_are_those_of_spark(spark: SparkSession, tmp_path: Path, zone: str) -> None:
+def test_keys_and_rows_are_those_of_spark(spark, tmp_path, zone):
     check_over_a_restart(Job(source_of(spark, tmp_path), tmp_path, KEYS, Witness(), WITNESSED))
 
 
@@ -95,12 +94,12 @@ class Keeper(StatefulProcessor):
     def __init__(self, samples: dict[int, tuple[Any, ...]]) -> None:
         self.samples = samples
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         self.value = handle.getValueState("value", FIELDS)
         self.list = handle.getListState("list", FIELDS)
         self.map = handle.getMapState("map", MAP_KEY, FIELDS)
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         seen = [
             repr(self.value.get()),
             repr(list(self.list.get())),
@@ -120,7 +119,7 @@ class Keeper(StatefulProcessor):
 MAP_KEY = ", ".join(f"k{number} {kind}" for number, kind in enumerate(ATOMIC))
 
 
-def test_state_values_come_back_as_on_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_state_values_come_back_as_on_spark(spark, tmp_path):
     samples = {row[0]: row[1:] for row in rows()}
     source = source_of(spark, tmp_path)
     check_over_a_restart(Job(source, tmp_path, ["id"], Keeper(samples), "id int, seen string"))
@@ -153,10 +152,10 @@ OUTPUTS = ", ".join(
 class Yielder(StatefulProcessor):
     """Yields a row of every type, in and out of the order of the columns, and with gaps."""
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
+    def init(self, handle):
         pass
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         values = dict(zip(OUTPUT_COLUMNS, OUTPUT_KINDS.values(), strict=True))
         yield Row(id=key[0], how="in order", **values)
         yield Row(how="turned", **dict(reversed(values.items())), id=key[0], unknown=7)
@@ -164,7 +163,7 @@ class Yielder(StatefulProcessor):
         yield Row(id=key[0], how="nulls", **dict.fromkeys(OUTPUT_COLUMNS))
 
 
-def test_yielded_rows_become_those_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_yielded_rows_become_those_of_spark(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", "id int")
     source.add([(1,), (2,)])
     job = Job(source, tmp_path, ["id"], Yielder(), f"id int, how string, {OUTPUTS}")

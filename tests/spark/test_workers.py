@@ -6,64 +6,38 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from tests.house.sources import ROOT
 from tests.support.locations.sequence_entries import objects
 from tests.support.spark.processors import PromptTotals, SlowTotals, totals_job, totals_of
-from tests.support.spark.streams import Job
 
 from statelog.checkpoint import collect_garbage
 from statelog.store import open_store
 
 
-def children() -> dict[int, list[int]]:
-    """Return the process ids of all children by parent."""
-    by_parent: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended
-        by_parent.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    return by_parent
-
-
 def workers_of_this_session() -> list[int]:
-    """Return the Python workers: children of PySpark's daemon, which is a child of our JVM."""
-    below = children()
-    pending, workers = [os.getpid()], []
-    while pending:
-        for pid in below.get(pending.pop(), []):
-            pending.append(pid)
-            if "pyspark.daemon" in command_of(pid) and pid not in daemons(below):
-                workers.append(pid)
-    return workers
+    """Return the Python workers: children of PySpark's daemon, which descends from this process."""
+    parents, daemons = {}, set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            pid = int(folder.name)
+            parents[pid] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"pyspark.daemon" in (folder / "cmdline").read_bytes():
+                daemons.add(pid)
 
+    def is_ours(pid: int) -> bool:
+        return pid == os.getpid() or (pid in parents and is_ours(parents[pid]))
 
-def daemons(below: dict[int, list[int]]) -> set[int]:
-    """Return the daemons: those whose parent is no daemon itself."""
-    return {
-        pid
-        for parent, pids in below.items()
-        for pid in pids
-        if "pyspark.daemon" in command_of(pid) and "pyspark.daemon" not in command_of(parent)
-    }
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+    return [pid for pid in daemons if parents[pid] in daemons and is_ours(pid)]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="workers are found in /proc")
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_idle_workers_may_be_killed_between_batches(job: Job, delivery: str) -> None:
+def test_idle_workers_may_be_killed_between_batches(job, delivery):
     batches = [[(key, batch + key) for key in range(30)] for batch in range(5)]
     job.source.add_all(batches)
     killed: list[int] = []
@@ -82,16 +56,13 @@ def test_idle_workers_may_be_killed_between_batches(job: Job, delivery: str) -> 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only has TCP_QUICKACK")
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_a_task_does_not_wait_for_its_connection(job: Job, delivery: str) -> None:
+def test_a_task_does_not_wait_for_its_connection(job, delivery):
     job.source.add_all([[(1, 1), (2, 2)]] * 2)
     job.run(delivery=delivery, tasks=2, processor=PromptTotals())
-    assert job.take_in_order() == [
-        [(1, 1, 1), (2, 2, 1)],
-        [(1, 2, 1), (2, 4, 1)],
-    ]
+    assert job.take_in_order() == [[(1, 1, 1), (2, 2, 1)], [(1, 2, 1), (2, 4, 1)]]
 
 
-def test_a_query_keeps_its_worker_beside_another(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_query_keeps_its_worker_beside_another(spark, tmp_path):
     jobs = [totals_job(spark, tmp_path / name, SlowTotals(), tasks=1) for name in ("a", "b")]
     for job in jobs:
         job.source.add_all([[(1, 1)]] * 5)
@@ -111,7 +82,7 @@ def test_a_query_keeps_its_worker_beside_another(spark: SparkSession, tmp_path: 
     assert (1, 10, 10) == tuple(long.take()[-1][0])
 
 
-def test_the_driver_forgets_the_answers_of_tasks(job: Job) -> None:
+def test_the_driver_forgets_the_answers_of_tasks(job):
     from pyspark.accumulators import _accumulatorRegistry
 
     seen: list[bool] = []
@@ -127,7 +98,7 @@ def test_the_driver_forgets_the_answers_of_tasks(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("delivery", "inline_bytes"), [("staged", 0), ("direct", 1024 * 1024)])
-def test_the_numbers_of_a_batch_are_right(job: Job, delivery: str, inline_bytes: int) -> None:
+def test_the_numbers_of_a_batch_are_right(job, delivery, inline_bytes):
     job.source.add_all([[(1, 1), (2, 2), (2, 3)], [(1, 1)]])
     seen: list[set[str]] = [set()]
     new_objects: list[int] = []
@@ -188,7 +159,7 @@ spark.stop()
 """
 
 
-def test_a_retried_task_counts_once_and_its_leftovers_are_swept(tmp_path: Path) -> None:
+def test_a_retried_task_counts_once_and_its_leftovers_are_swept(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(FIRST_ATTEMPT_FAILS)
     environment = {
         **os.environ,

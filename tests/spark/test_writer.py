@@ -44,10 +44,10 @@ class Rows:
         self.file = self.folder / f"{partition_id}-{epoch_id}-{os.getpid()}"
         return True
 
-    def process(self, row: Row) -> None:
+    def process(self, row):
         self.seen.append(row.asDict())
 
-    def close(self, error: Exception | None) -> None:
+    def close(self, error):
         self.file.write_text(json.dumps([*self.seen, repr(error)]))
 
 
@@ -79,9 +79,7 @@ def log_files_of(query: StreamingQuery) -> str:
     return str(log.fileManager().getClass().getSimpleName())
 
 
-def test_spark_writes_its_logs_on_local_disk_without_processes(
-    spark: SparkSession, writer_of: Callable[..., StatefulStreamWriter]
-) -> None:
+def test_spark_writes_its_logs_on_local_disk_without_processes(spark, writer_of):
     query = writer_of("a").format("noop").start()
     assert LOCAL_LOGS == log_files_of(query)
     finished(query)
@@ -94,9 +92,7 @@ def test_spark_writes_its_logs_on_local_disk_without_processes(
         finished(query)
 
 
-def test_rows_reach_every_kind_of_sink(
-    spark: SparkSession, tmp_path: Path, writer_of: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_reach_every_kind_of_sink(spark, tmp_path, writer_of, capsys):
     files = str(tmp_path / "files")
     writer = writer_of("a").partitionBy(["key"]).option("COMPRESSION", "gzip").option("Path", files)
     finished(writer.start(format="json", queryName="files"))
@@ -127,9 +123,7 @@ def test_rows_reach_every_kind_of_sink(
         assert DUE == sorted(seen)
 
 
-def test_the_checkpoint_is_found_as_spark_finds_it(
-    spark: SparkSession, tmp_path: Path, writer_of: Any
-) -> None:
+def test_the_checkpoint_is_found_as_spark_finds_it(spark, tmp_path, writer_of):
     with pytest.raises(UsageError, match=r"needs \.option\('checkpointLocation'"):
         writer_of().format("parquet").start(str(tmp_path / "files"))
     with pytest.raises(UsageError, match=r"needs \.option\('checkpointLocation'"):
@@ -148,9 +142,7 @@ def checkpoint_of(query: StreamingQuery) -> Path:
 
 
 @pytest.mark.parametrize("sink", ["noop", "foreach", "foreachBatch"])
-def test_a_query_for_once_gets_a_temporary_checkpoint_as_on_spark(
-    spark: SparkSession, writer_of: Any, tmp_path: Path, sink: str
-) -> None:
+def test_a_query_for_once_gets_a_temporary_checkpoint_as_on_spark(spark, writer_of, tmp_path, sink):
     seen: list[Path] = []
 
     def look(frame: Any, batch_id: int) -> None:
@@ -176,9 +168,7 @@ def test_a_query_for_once_gets_a_temporary_checkpoint_as_on_spark(
 
 
 @pytest.mark.parametrize("force", ["false", "true"])
-def test_a_temporary_checkpoint_outlives_a_failure(
-    spark: SparkSession, writer_of: Any, force: str
-) -> None:
+def test_a_temporary_checkpoint_outlives_a_failure(spark, writer_of, force):
     def fail(frame: Any, batch_id: int) -> None:
         raise OSError("no room")
 
@@ -195,7 +185,7 @@ def test_a_temporary_checkpoint_outlives_a_failure(
         shutil.rmtree(folder)
 
 
-def test_foreign_state_is_refused(spark: SparkSession, tmp_path: Path, writer_of: Any) -> None:
+def test_foreign_state_is_refused(spark, tmp_path, writer_of):
     state = {"statelog.stateLocation": str(tmp_path / "state")}
     finished(writer_of("a").options(**state).format("noop").start())
     for other in (writer_of("b"), writer_of()):
@@ -205,7 +195,7 @@ def test_foreign_state_is_refused(spark: SparkSession, tmp_path: Path, writer_of
     finished(writer_of("a").options(**state).format("noop").start())  # nothing was taken over
 
 
-def test_wrong_calls_are_refused_at_once(writer_of: Any, tmp_path: Path) -> None:
+def test_wrong_calls_are_refused_at_once(writer_of, tmp_path):
     for wrong, error, message in (
         (lambda: writer_of().outputMode("Complete"), UsageError, "streaming aggregation"),
         (lambda: writer_of().outputMode("some"), UsageError, "append or update; got 'some'"),
@@ -253,8 +243,8 @@ def test_wrong_calls_are_refused_at_once(writer_of: Any, tmp_path: Path) -> None
 
 
 def test_the_key_groups_are_those_of_the_frame_whatever_the_session_says_later(
-    spark: SparkSession, tmp_path: Path, writer_of: Any
-) -> None:
+    spark, tmp_path, writer_of
+):
     """Rows with 128 key groups once met tasks for 4, when the session changed before the start."""
     writer = writer_of().option("checkpointLocation", str(tmp_path / "query"))
     with configured(spark, {"spark.statelog.maxParallelism": "4"}):
@@ -265,7 +255,7 @@ def test_the_key_groups_are_those_of_the_frame_whatever_the_session_says_later(
     assert 128 == newest.max_parallelism
 
 
-def test_a_second_start_goes_on_where_the_first_one_was(tmp_path: Path, writer_of: Any) -> None:
+def test_a_second_start_goes_on_where_the_first_one_was(tmp_path, writer_of):
     batches: list[tuple[int, list[Row]]] = []
     writer = writer_of("job").trigger(processingTime="100 milliseconds")
     writer = writer.foreachBatch(lambda frame, batch: batches.append((batch, frame.collect())))

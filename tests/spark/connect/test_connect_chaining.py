@@ -1,13 +1,12 @@
 """Several stateful operators in one query of a Connect session."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import col
 from tests.support.spark.chained_changes import BATCHES, BUCKETS, CHANGES, ChainModel, Changes
-from tests.support.spark.connect.jobs import ConnectJob, Deliveries
+from tests.support.spark.connect.jobs import Deliveries
 from tests.support.spark.processors import Totals
 from tests.support.spark.side_job import Sides, expected
 from tests.support.spark.streams import enabled, wait
@@ -21,11 +20,11 @@ from statelog.state.reader import StateReader
 class Rated(Totals):
     """Yields the factor of its rules."""
 
-    def init(self, handle: Any) -> None:
+    def init(self, handle):
         super().init(handle)
         self.rules = handle.broadcast("rules")
 
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+    def handleInputRows(self, key, rows, timerValues):
         for row in super().handleInputRows(key, rows, timerValues):
             yield Row(key=row.key, total=row.total, factor=self.rules.rows[0].factor)
 
@@ -35,7 +34,7 @@ def by_bucket(out: DataFrame, **settings: Any) -> DataFrame:
     return transform_with_state(steps.groupBy("bucket"), Changes(), CHANGES, **settings)
 
 
-def test_two_operators_commit_one_object_together(job: ConnectJob, remote: SparkSession) -> None:
+def test_two_operators_commit_one_object_together(job, remote):
     initial = remote.createDataFrame([(0, 0, 0)], CHANGES).groupBy("bucket")
     job.steps = lambda out: by_bucket(out, initialState=initial)
     model = ChainModel()
@@ -49,7 +48,7 @@ def test_two_operators_commit_one_object_together(job: ConnectJob, remote: Spark
         assert len(model.seen) == reader.table("seen").num_rows
 
 
-def test_an_enabled_session_chains_only_its_calls(job: ConnectJob, remote: SparkSession) -> None:
+def test_an_enabled_session_chains_only_its_calls(job, remote):
     grouped = job.stream().groupBy("key")
     with pytest.raises(UsageError, match="cannot be grouped for a Spark operator"):
         grouped.count()
@@ -61,7 +60,7 @@ def test_an_enabled_session_chains_only_its_calls(job: ConnectJob, remote: Spark
         assert ["bucket", "changes", "sum"] == chained.columns
 
 
-def test_a_broadcast_table_is_read_in_the_server(job: ConnectJob, remote: SparkSession) -> None:
+def test_a_broadcast_table_is_read_in_the_server(job, remote):
     job.source.add([(1, 1), (2, 1)])
     job.processor, job.output = Rated(), "key long, total long, factor long"
     file = str(job.folder / "factor")
@@ -82,7 +81,7 @@ def test_a_broadcast_table_is_read_in_the_server(job: ConnectJob, remote: SparkS
         job.stream()
 
 
-def test_side_outputs_are_kept_and_delivered(job: ConnectJob) -> None:
+def test_side_outputs_are_kept_and_delivered(job):
     job.source.add_all(BATCHES[:3])
     job.processor = Sides()
     sides = {name: Deliveries(job.folder / name) for name in ("sevens", "first")}

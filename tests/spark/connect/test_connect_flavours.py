@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame
 from tests.support.spark.columnar_totals import ColumnarTotals
 from tests.support.spark.connect.jobs import ConnectJob, connect_job, deliver
 from tests.support.spark.delta_stand_in import DeltaStandIn
@@ -15,21 +15,12 @@ from tests.support.spark.pandas_processors import (
     BATCHES,
     INITIAL,
     INITIAL_ROWS,
-    OPENINGS,
     OUTPUT,
-    ROW_OUTPUT,
     Describing,
-    Opening,
 )
 from tests.support.spark.pandas_processors import INPUT as FRAMES
 from tests.support.spark.processors import TotalsModel, totals_of
-from tests.support.spark.streams import (
-    ON_ROCKSDB,
-    BatchSource,
-    configured,
-    in_order,
-    wait,
-)
+from tests.support.spark.streams import ON_ROCKSDB, BatchSource, configured, in_order, wait
 from tests.support.spark.versions import needs
 
 from statelog.errors import UsageError
@@ -47,7 +38,7 @@ ROWS = [[(1, 1), (2, 2), (1, 3)], [(2, 5)], [(3, 7), (1, -4)]]
 
 
 @needs((4, 1), "transformWithStateInPandas on Connect")
-def test_frames_and_initial_state_are_sparks(remote: SparkSession, tmp_path: Path) -> None:
+def test_frames_and_initial_state_are_sparks(remote, tmp_path):
     settings = {
         "spark.sql.session.timeZone": "America/New_York",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "2",
@@ -69,32 +60,12 @@ def test_frames_and_initial_state_are_sparks(remote: SparkSession, tmp_path: Pat
     assert ours == theirs
 
 
-def test_columns_are_processed_as_rows_are(remote: SparkSession, tmp_path: Path) -> None:
+def test_columns_are_processed_as_rows_are(remote, tmp_path):
     job = connect_job(remote, tmp_path, ColumnarTotals())
     for batch in ROWS:
         job.source.add(batch)
         job.run()
     assert job.sink.in_order() == totals_of(ROWS)
-
-
-def test_initial_state_of_rows_comes_once(remote: SparkSession, tmp_path: Path) -> None:
-    source = BatchSource(remote, tmp_path / "in", "key int, amount bigint")
-    openings = remote.createDataFrame(OPENINGS, "id int, n bigint, note string")
-    options = {"initialState": openings.groupBy((openings.id + 0).alias("k")), "tasks": 2}
-    job = ConnectJob(source, tmp_path, ["key"], Untimed(), ROW_OUTPUT, options)
-    source.add([(1, -5), (2, 1), (4, 4), (1, -6)])
-    job.run()
-    source.add([(3, 1), (1, 1)])
-    job.run()
-    first, second = ({row["key"]: row["balance"] for row in rows} for rows in job.sink.batches())
-    assert first == {1: 100, 2: 6, 4: 4}
-    assert second == {1: 101, 3: 8}
-
-
-class Untimed(Opening):
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        (balance,) = self.balance.get() or (0,)
-        self.balance.update((balance + initialState.n,))
 
 
 class EachRow:
@@ -107,10 +78,10 @@ class EachRow:
         self.epoch = epoch_id
         return True
 
-    def process(self, row: Row) -> None:
+    def process(self, row):
         (Path(self.folder) / f"{self.epoch}-{row.key}").write_text(str(row.total))
 
-    def close(self, error: Exception | None) -> None:
+    def close(self, error):
         assert error is None
 
 
@@ -126,7 +97,7 @@ def run(job: ConnectJob, writer: Any, *start: Any) -> Any:
     return query
 
 
-def test_each_sink_gets_all_rows(job: ConnectJob, remote: SparkSession, tmp_path: Path) -> None:
+def test_each_sink_gets_all_rows(job, remote, tmp_path):
     remote.dataSource.register(DeltaStandIn)
     (tmp_path / "rows").mkdir()
     folder = str(tmp_path / "files")
@@ -177,7 +148,7 @@ def test_each_sink_gets_all_rows(job: ConnectJob, remote: SparkSession, tmp_path
         assert batches == [(query.id, 6)]
 
 
-def test_tables_of_files_are_appended_to_if_asked(job: ConnectJob, remote: SparkSession) -> None:
+def test_tables_of_files_are_appended_to_if_asked(job, remote):
     job.source.add(ROWS[0])
     writer = job.stream().writeStream.option("checkpointLocation", str(job.query))
     with pytest.raises(UsageError, match="cannot be written exactly once"):

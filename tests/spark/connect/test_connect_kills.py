@@ -55,7 +55,7 @@ def server_in(folder: Path, **options: Any) -> ConnectServer:
     return server
 
 
-def test_a_query_outlives_its_client(tmp_path: Path) -> None:
+def test_a_query_outlives_its_client(tmp_path):
     batches = input_of(SEED)
     with server_in(tmp_path) as server:
         with connected(server.url) as session:
@@ -83,21 +83,37 @@ def test_a_query_outlives_its_client(tmp_path: Path) -> None:
         assert job.sink.in_order() == totals_of(batches)
 
 
-@pytest.mark.parametrize("point", ["before-commit", "after-commit", "after-sink"])
-def test_the_querys_process_dies_at_each_second_batch(tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize(
+    ("point", "is_mounted"),
+    [
+        ("before-commit", False),
+        ("after-commit", False),
+        ("after-commit", True),
+        ("after-sink", False),
+    ],
+)
+def test_the_querys_process_dies_at_each_second_batch(tmp_path, point, is_mounted):
+    """With the checkpointLocation where only Spark reaches it, too; the state is on local disk."""
     batches = input_of(SEED + 1)
+    (tmp_path / "mounted").mkdir()
+    mounted = "spark.hadoop.fs.viewfs.mounttable.statelog.link./q"
+    settings = {mounted: (tmp_path / "mounted").as_uri()}
+    environment = {VARIABLE: f"{point}:2"}
     with (
-        server_in(tmp_path, environment={VARIABLE: f"{point}:2"}) as server,
+        server_in(tmp_path, settings=settings, environment=environment) as server,
         connected(server.url) as session,
     ):
         job = connect_job(session, tmp_path)
+        if is_mounted:
+            job.checkpoint = "viewfs://statelog/q/query"
         job.source.add_all(batches)
         deaths = deaths_before_the_end(job, (1, 2, 3, 2, 1, 3, 2, 1))
         assert deaths >= BATCHES // 2, "the process did not die"
+        assert is_mounted == (tmp_path / "mounted" / "query" / "metadata").exists()
         assert job.sink.in_order() == totals_of(batches)
 
 
-def test_a_kill_of_the_querys_process_and_one_of_the_server(tmp_path: Path) -> None:
+def test_a_kill_of_the_querys_process_and_one_of_the_server(tmp_path):
     batches = input_of(SEED + 2)
     server = server_in(tmp_path)
     try:
@@ -126,23 +142,4 @@ def test_a_kill_of_the_querys_process_and_one_of_the_server(tmp_path: Path) -> N
         job = connect_job(session, tmp_path)
         query = job.run(tasks=1)
         assert query.lastBatch is not None
-        assert job.sink.in_order() == totals_of(batches)
-
-
-def test_a_checkpoint_location_that_only_spark_reaches(tmp_path: Path) -> None:
-    """With kills of the query's process; the state is on local disk."""
-    batches = input_of(SEED + 3)
-    (tmp_path / "mounted").mkdir()
-    mounted = "spark.hadoop.fs.viewfs.mounttable.statelog.link./q"
-    settings = {mounted: (tmp_path / "mounted").as_uri()}
-    environment = {VARIABLE: "after-commit:3"}
-    with (
-        server_in(tmp_path, settings=settings, environment=environment) as server,
-        connected(server.url) as session,
-    ):
-        job = connect_job(session, tmp_path)
-        job.checkpoint = "viewfs://statelog/q/query"
-        job.source.add_all(batches)
-        assert deaths_before_the_end(job, (1, 2, 3, 2)) >= 1, "the process did not die"
-        assert (tmp_path / "mounted" / "query" / "metadata").exists()
         assert job.sink.in_order() == totals_of(batches)

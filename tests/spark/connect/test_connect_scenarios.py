@@ -45,14 +45,14 @@ def on_both(
 
 
 @pytest.mark.parametrize("pandas", [False, True])
-def test_every_kind_with_initial_state(remote: SparkSession, tmp_path: Path, pandas: bool) -> None:
+def test_every_kind_with_initial_state(remote, tmp_path, pandas):
     source = BatchSource(remote, tmp_path / "in", scenarios.INPUT)
     source.add_all(scenarios.EVERYTHING_BATCHES)
     batches = on_both(remote, tmp_path, lambda: scenarios.everything(remote, source, pandas))
     assert [2, 2] == [len(rows) for rows in batches]
 
 
-def test_timers_wait_without_batches_without_data(remote: SparkSession, tmp_path: Path) -> None:
+def test_timers_wait_without_batches_without_data(remote, tmp_path):
     source = BatchSource(remote, tmp_path / "in", scenarios.INPUT)
     source.add_all(scenarios.TIMER_BATCHES)
     batches = on_both(remote, tmp_path, lambda: scenarios.with_timers(remote, source))

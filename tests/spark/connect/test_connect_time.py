@@ -20,13 +20,7 @@ from tests.support.spark.event_times import (
 )
 from tests.support.spark.idle_alarms import INPUT, Alarm
 from tests.support.spark.idle_alarms import OUTPUT as ALARMS
-from tests.support.spark.streams import (
-    ON_ROCKSDB,
-    WITHOUT_NO_DATA,
-    BatchSource,
-    configured,
-    until,
-)
+from tests.support.spark.streams import ON_ROCKSDB, WITHOUT_NO_DATA, BatchSource, configured, until
 from tests.support.spark.versions import row_operator
 
 IN_PARTS = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
@@ -63,7 +57,7 @@ def alarm_job(remote: SparkSession, tmp_path: Path) -> ConnectJob:
     return ConnectJob(source, tmp_path, ["key"], Alarm(), ALARMS, options)
 
 
-def test_event_time_is_sparks_after_a_failure(event_job: ConnectJob, tmp_path: Path) -> None:
+def test_event_time_is_sparks_after_a_failure(event_job, tmp_path):
     rng, source = random.Random(SEED), event_job.source
     event_job.options["noDataBatches"] = False
     source.add_all(batch_of(rng, 30 * batch) for batch in range(4))
@@ -80,7 +74,7 @@ def test_event_time_is_sparks_after_a_failure(event_job: ConnectJob, tmp_path: P
     assert event_job.sink.batches() == of_spark.batches()
 
 
-def test_event_time_timers_fire_without_data(event_job: ConnectJob) -> None:
+def test_event_time_timers_fire_without_data(event_job):
     event_job.source.add([(key, at(key)) for key in range(KEYS)])
     event_job.source.add([(1, at(1_000))])
     event_job.run()
@@ -101,9 +95,7 @@ def late_timers(job: ConnectJob) -> set[int]:
     return {key for key, due in kinds if due and int(due) >= ms(at(0))}
 
 
-def test_processing_time_timers_fire_without_data_and_idle_batches_leave_no_trace(
-    alarm_job: ConnectJob,
-) -> None:
+def test_processing_time_timers_fire_without_data_and_idle_batches_leave_no_trace(alarm_job):
     sink = alarm_job.sink
     alarm_job.source.add([(1, 1_500), (2, 10**9)])
     query = alarm_job.start(trigger=OFTEN)
@@ -125,8 +117,8 @@ def test_processing_time_timers_fire_without_data_and_idle_batches_leave_no_trac
 
 
 def test_available_now_takes_all_rows_after_a_stop_in_mid_batch_with_sparks_setting(
-    remote: SparkSession, alarm_job: ConnectJob, caplog: pytest.LogCaptureFixture
-) -> None:
+    remote, alarm_job, caplog
+):
     alarm_job.source.add([(1, 10**9)])
     alarm_job.run()
     assert IN_PARTS in caplog.text

@@ -25,11 +25,11 @@ SHOWN: frozenset[str] = frozenset({"text", "py"})
 RUN: frozenset[str] = frozenset({"python", "console"})
 
 RUN_ELSEWHERE = {
-    "docs/contributing/extend.md": "tests/docs/test_sink_page.py",
-    "docs/how-to/flink-examples.md": "tests/docs/test_flink_examples.py",
+    "docs/contributing/extend.md": "tests/docs/test_pages.py",
+    "docs/how-to/flink-examples.md": "tests/docs/test_flink_pages.py",
     "docs/how-to/migration.md": "tests/spark/test_migration.py",
-    "docs/how-to/read-state.md": "tests/docs/test_read_state_page.py",
-    "docs/how-to/sizing.md": "tests/docs/test_sizing_page.py",
+    "docs/how-to/read-state.md": "tests/docs/test_pages.py",
+    "docs/how-to/sizing.md": "tests/docs/test_pages.py",
     "docs/tutorial/story.md": "tests/spark/test_story.py",
 }
 """Pages whose blocks need surroundings of their own, and the test that runs them."""

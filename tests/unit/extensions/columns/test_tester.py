@@ -156,7 +156,26 @@ def test_columns_come_from_any_library(frame: Any) -> None:
     assert tester.peekValueState("last", "b") == (2.0, "2")
 
 
+class Putting(Totals):
+    """Puts a table into its state, whatever the rows are."""
+
+    def __init__(self, table: dict[str, list[Any]]) -> None:
+        super().__init__()
+        self.table = table
+
+    def process(self, keys: Any, rows: Any, times: Any) -> Iterator[Any]:
+        self.total.put(keys, self.table)
+        yield from ()
+
+
 def test_what_does_not_fit_is_refused() -> None:
+    for table, message in (
+        ({"n": [1, 1], "amount": [1.0, 1.0]}, "2 rows for 1 keys"),
+        ({"n": [1]}, "state 'total' has the columns n, amount, but the table has n"),
+        ({"n": ["x"], "amount": [1.0]}, "field 'n' takes int64, not string"),
+    ):
+        with pytest.raises((ProcessorError, UsageError), match=message):
+            ProcessorTester(Putting(table), keySchema=KEY).testColumns(rows(("a", 1.0)))
     tester = ProcessorTester(Totals(), keySchema=KEY, outputStructType="customer string, n string")
     with pytest.raises(ProcessorError, match="has the columns customer, n, but the table has"):
         tester.testColumns(rows(("a", 1.0)))
