@@ -6,14 +6,12 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor, StreamingQuery
 from tests.house.sources import ROOT
 from tests.support.spark.streams import ON_ROCKSDB, configured, until
@@ -94,14 +92,14 @@ def wait(query: StreamingQuery) -> None:
 
 
 @pytest.fixture(autouse=True)
-def settings(spark: SparkSession) -> Iterator[None]:
+def settings(spark):
     """What Spark's own operator needs, and the recording that some examples read."""
     with configured(spark, ON_ROCKSDB | {"spark.statelog.record.share": "1.0"}):
         yield
 
 
 @pytest.fixture
-def names(spark: SparkSession, tmp_path: Path) -> dict[str, Any]:
+def names(spark, tmp_path):
     """The names that the examples use, and a query of Spark's own that has ended."""
     schema = "customer string, amount double, at timestamp"
     rows = spark.sql(

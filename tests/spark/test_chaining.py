@@ -1,4 +1,4 @@
-"""Several stateful operators in one query: one checkpoint, one object, the same rows as apart."""
+"""Several stateful operators in one query, with one checkpoint; and several inputs of one operator."""
 
 import datetime as dt
 from collections import Counter
@@ -19,7 +19,7 @@ from tests.support.spark.versions import ROWS, row_operator
 
 from statelog.checkpoint.clean_up import reachable_objects
 from statelog.errors import CheckpointError, UsageError
-from statelog.spark import BatchProgress, transform_with_state
+from statelog.spark import BatchProgress, tagged_union, transform_with_state
 from statelog.state.reader import StateReader
 from statelog.store import PATHS, open_store
 
@@ -55,7 +55,7 @@ class Chain:
 
 
 @pytest.fixture
-def chain(spark: SparkSession, tmp_path: Path) -> Chain:
+def chain(spark, tmp_path):
     return Chain(spark, tmp_path)
 
 
@@ -152,8 +152,11 @@ EVENTS = "key bigint, at timestamp, amount bigint"
 ENDS = "kind string, at timestamp, amount bigint"
 
 
-class Window(StatefulProcessor):
-    """Adds up the amounts of a key until the watermark passes the last one by 5 s."""
+class Sums(StatefulProcessor):
+    """Adds up the amounts of a key until the watermark passes the last one by a delay."""
+
+    def __init__(self, name: str, delay_ms: int) -> None:
+        self.name, self.delay_ms = name, delay_ms
 
     def init(self, handle):
         self.handle = handle
@@ -166,7 +169,7 @@ class Window(StatefulProcessor):
             last, amount = max(last, at_ms), amount + row.amount
         for timer in list(self.handle.listTimers()):
             self.handle.deleteTimer(timer)
-        self.handle.registerTimer(last + 5000)
+        self.handle.registerTimer(last + self.delay_ms)
         self.open.update((last, amount))
         return iter(())
 
@@ -175,29 +178,7 @@ class Window(StatefulProcessor):
         self.open.clear()
         watermark = timerValues.getCurrentWatermarkInMs() + 1
         at = dt.datetime.fromtimestamp(watermark / 1000, dt.UTC)
-        yield Row(key=key[0], at=at, amount=amount)
-
-
-class Ends(StatefulProcessor):
-    """Adds up closed windows by kind; tells them 10 s after the last."""
-
-    def init(self, handle):
-        self.handle = handle
-        self.sum = handle.getValueState("sum", "at_ms bigint, amount bigint")
-
-    def handleInputRows(self, key, rows, timerValues):
-        last, amount = self.sum.get() or (0, 0)
-        for row in rows:
-            at_ms = int(row.at.replace(tzinfo=dt.UTC).timestamp() * 1000)
-            last, amount = max(last, at_ms), amount + row.amount
-        self.handle.registerTimer(last + 10_000)
-        self.sum.update((last, amount))
-        return iter(())
-
-    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
-        watermark = timerValues.getCurrentWatermarkInMs() + 1
-        at = dt.datetime.fromtimestamp(watermark / 1000, dt.UTC)
-        yield Row(kind=key[0], at=at, amount=self.sum.get()[1])
+        yield Row(**{self.name: key[0]}, at=at, amount=amount)
 
 
 def at(seconds: int) -> dt.datetime:
@@ -207,11 +188,11 @@ def at(seconds: int) -> dt.datetime:
 def event_chain(operator: Callable[..., Any], source: BatchSource) -> DataFrame:
     events = source.frame().withWatermark("at", "1 second")
     first = operator(events.groupBy("key"))(
-        Window(), EVENTS, "Append", "EventTime", eventTimeColumnName="at"
+        Sums("key", 5000), EVENTS, "Append", "EventTime", eventTimeColumnName="at"
     )
     kinds = first.withColumn("kind", F.when(F.col("key") % 2 == 0, "even").otherwise("odd"))
     return operator(kinds.groupBy("kind"))(
-        Ends(), ENDS, "Append", "EventTime", eventTimeColumnName="at"
+        Sums("kind", 10_000), ENDS, "Append", "EventTime", eventTimeColumnName="at"
     )
 
 
@@ -278,3 +259,73 @@ def test_the_number_of_operators_is_fixed(chain):
     chain.run(tasks=1)
     with pytest.raises(CheckpointError, match=r"2 operators \(transform_with_state, "):
         chain.run(chain.first(tasks=1))
+
+
+ORDERS = "id bigint, at timestamp, amount double, `a.b` string"
+PAYMENTS = "id bigint, at timestamp, paid bigint"
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+
+
+class Collect(StatefulProcessor):
+    """Appends what comes from each input, in the order of event time."""
+
+    def init(self, handle):
+        self.seen = handle.getListState("seen", "what string")
+
+    def handleInputRows(self, key, rows, timerValues):
+        for row in sorted(rows, key=lambda row: row.at):
+            if row.input == "order":
+                self.seen.appendValue((f"{row.order['amount']}/{row.order['a.b']}/{row.payment}",))
+            else:
+                self.seen.appendValue((f"{row.payment['paid']}/{row.order}",))
+        yield Row(id=key[0], seen=" ".join(what for (what,) in self.seen.get()))
+
+
+def test_rows_of_both_inputs_reach_one_key(spark, tmp_path):
+    orders = BatchSource(spark, tmp_path / "orders", ORDERS)
+    payments = BatchSource(spark, tmp_path / "payments", PAYMENTS)
+    orders.add([(1, NOON, 2.5, "x"), (2, NOON, 3.5, None)])
+    payments.add([(1, NOON + dt.timedelta(seconds=1), 7)])
+    orders.add([])
+    # In time: the watermark is the lower one.
+    payments.add([(2, NOON - dt.timedelta(minutes=9), 8)])
+    inputs = {
+        "order": orders.frame().withWatermark("at", "10 minutes"),
+        "payment": payments.frame().withWatermark("at", "10 minutes"),
+    }
+    united = tagged_union(inputs, ["id"], event_time="at")
+    assert united.columns == ["input", "id", "at", "order", "payment"]
+    frame = transform_with_state(
+        united.groupBy("id"),
+        Collect(),
+        "id bigint, seen string",
+        timeMode="EventTime",
+        stateLocation=str(tmp_path / "state"),
+    )
+    delivered = run_to_end(frame, tmp_path / "query")
+    assert [sorted(rows) for rows in delivered[:2]] == [
+        [Row(id=1, seen="2.5/x/None 7/None"), Row(id=2, seen="3.5/None/None")],
+        [Row(id=2, seen="3.5/None/None 8/None")],
+    ]
+
+
+def test_inputs_that_do_not_fit_are_rejected(spark):
+    frames = {
+        "order": spark.createDataFrame([], ORDERS),
+        "payment": spark.createDataFrame([], PAYMENTS),
+        "other": spark.createDataFrame([], "id string, n int"),
+        "keys": spark.createDataFrame([], "id bigint"),
+    }
+    for names, keys, message in (
+        ([], ["id"], "requires at least one input"),
+        (["order"], [], "requires the key columns"),
+        (["input"], ["id"], "an input cannot be named 'input'"),
+        (["id"], ["id"], "an input cannot be named 'id'"),
+        (["order", "payment"], ["id", "amount"], "'payment' does not have the column amount"),
+        (["order", "other"], ["id"], "'id' differs: bigint in 'order', string in 'other'"),
+        (["order", "other"], ["at"], "'other' does not have the column at"),
+        (["keys"], ["id"], "'keys' contains only its keys"),
+    ):
+        inputs = {name: frames.get(name, frames["order"]) for name in names}
+        with pytest.raises(UsageError, match=message):
+            tagged_union(inputs, keys)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from tests.house.sources import ROOT
 from tests.support.spark.streams import ON_ROCKSDB, configured, until
 from tests.support.spark.versions import row_operator
@@ -33,7 +33,7 @@ def config_in(folder: Path, **more: Any) -> JobConfig:
 
 
 @pytest.fixture(scope="module")
-def finished(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(spark, tmp_path_factory):
     """The folder of a job that ran to its end in the tests' session."""
     folder = tmp_path_factory.mktemp("demo")
     write_orders(folder / "input", orders=240, days=3, seed=5)

@@ -2,13 +2,12 @@
 
 import doctest
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark.errors import PythonException
-from pyspark.sql import GroupedData, Row, SparkSession
+from pyspark.sql import GroupedData, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from tests.support.spark.running_count import RunningCountStatefulProcessorFactory
@@ -61,7 +60,7 @@ REPAIRED = {"row": (TIMES, KEY), "pandas": (TIMES,)}
 
 
 @pytest.fixture
-def rocksdb(spark: SparkSession) -> Iterator[SparkSession]:
+def rocksdb(spark):
     """The session with the state provider that Spark's own operator needs, and one partition."""
     with configured(spark, {"spark.sql.shuffle.partitions": "1", **ON_ROCKSDB}):
         yield spark

@@ -1,9 +1,6 @@
 """The code of README and docs runs: the pages that need a Spark session."""
 
-from collections.abc import Iterator
-
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from tests.support.project.snippets import pages_to_run, run_page
 from tests.support.spark.streams import until
@@ -24,7 +21,7 @@ def wait_for_batches(query: StreamingQuery) -> None:
 
 
 @pytest.fixture
-def session(spark: SparkSession) -> Iterator[SparkSession]:
+def session(spark):
     """Give the shared session, and take back what a page changes in it."""
     before = dict(spark.conf.getAll)
     try:

@@ -1,11 +1,10 @@
 """Spark's own transformWithState on statelog, for the sessions that were enabled."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
+from pyspark.sql import DataFrame, GroupedData, Row
 from tests.support.locations.sequence_entries import committed
 from tests.support.spark.processors import INPUT, TOTALS, Totals, totals_of
 from tests.support.spark.streams import ON_ROCKSDB, BatchSource, configured, run_to_end, wait
@@ -22,7 +21,7 @@ LOCATION = "spark.statelog.baseLocation"
 
 
 @pytest.fixture
-def session(spark: SparkSession) -> Iterator[SparkSession]:
+def session(spark):
     new = spark.newSession()
     yield new
     disable(new)

@@ -3,7 +3,6 @@
 import json
 import runpy
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ MAX_LINES_OF_A_PROCESSOR = 32
 
 
 @pytest.fixture
-def run(spark, tmp_path) -> Callable[..., Path]:
+def run(spark, tmp_path):
     """Return a function that runs an example over one more file of input."""
     (tmp_path / "in").mkdir()
     count = 0

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,7 +261,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(job, tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A file system of its own with little room; only root may make one."""
     place = tmp_path / "disk"
     place.mkdir()

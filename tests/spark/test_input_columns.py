@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark.streams import BatchSource, Job
@@ -60,7 +60,7 @@ class Columns(ColumnarProcessor):
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
+def job(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", WIDE)
     for batch in range(3):
         source.add([("n", None, f"x{n}", n % 3, n + batch, "y") for n in range(9)])

@@ -1,4 +1,4 @@
-"""The key group of a key: Spark, Python and the document agree."""
+"""The key group of a key, and which keys are equal: Spark, Python and the document agree."""
 
 import datetime as dt
 import decimal
@@ -9,9 +9,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from tests.support.spark.equal_keys import check_aggregate, check_columns, check_rows, rows_in
+from tests.support.spark.processors import TOTALS, Totals
+from tests.support.spark.streams import BatchSource, Job, configured, run_on_spark
 from tests.support.values.key_group_vectors import TYPES, VECTORS
+from tests.support.values.keyed_types import in_text
 
+from statelog.errors import UsageError
 from statelog.model import KeyGroupRange
+from statelog.spark import transform_with_state
 from statelog.spark.query.keyed_frame import by_task
 from statelog.spark.rows.layout import INPUT_KEY_GROUP_COLUMN as COLUMN
 from statelog.state.keys.key_groups import hash_of
@@ -122,3 +129,41 @@ def test_python_gives_the_hash_of_spark_for_any_value(spark):
     for row, expected in zip(rows, of_spark, strict=True):
         actual = [hash_of((value,), schema) for value, schema in zip(row, single, strict=True)]
         assert list(expected) == [*actual, hash_of(row, SCHEMA)], row
+
+
+@pytest.mark.parametrize("zone", ["America/New_York"], indirect=True)
+def test_all_faces_group_as_spark_groups(spark, tmp_path, zone):
+    rows = rows_in(spark, tmp_path / "rows" / "in", zone, "rows")
+    check_rows(rows, tmp_path / "rows", "pair", "double")
+    rows = rows_in(spark, tmp_path / "columns" / "in", zone, "columns")
+    check_columns(rows, tmp_path / "columns", "window")
+    rows = rows_in(spark, tmp_path / "sums" / "in", zone, "sums", functions=True)
+    check_aggregate(rows, tmp_path / "sums", "at")
+
+
+def test_zeros_and_nans_are_one_key_as_in_a_group_by(spark, tmp_path):
+    source = BatchSource(spark, tmp_path / "in", "key double, amount bigint")
+    job = Job(source, tmp_path, ["key"], Totals(), TOTALS.replace("key bigint", "key double"))
+    for zero in (-0.0, 0.0, -0.0):
+        source.add([(zero, 1), (float("nan"), 1), (-float("nan"), 1), (None, 1)])
+    job.run(tasks=2)
+    output = [in_text(batch) for batch in job.take()]
+    seen = spark.read.schema(source.schema).parquet(str(source.folder))
+    expected = seen.groupBy("key").agg(sf.sum("amount").alias("total"), sf.count("*").alias("rows"))
+    assert in_text(expected.collect()) == output[-1]
+    assert ["key=0.0; total=1; rows=1", "key=0.0; total=2; rows=2", "key=0.0; total=3; rows=3"] == [
+        row for batch in output for row in batch if "key=0.0" in row
+    ]
+    # Spark's own operator keeps a state of each zero.
+    of_spark = [row.total for batch in run_on_spark(job) for row in batch if row.key == 0]
+    assert [1, 1, 2] == of_spark
+
+
+def test_columns_of_one_name_are_rejected(spark, tmp_path):
+    frame = BatchSource(spark, tmp_path / "in", "key bigint, amount bigint").frame()
+    for names in ("amount as v, amount as v", "amount as V, amount as v"):
+        twice = frame.selectExpr("key", *names.split(", "))
+        with pytest.raises(UsageError, match=r"several columns with the same name: [vV], v"):
+            transform_with_state(twice.groupBy("key"), Totals(), TOTALS)
+    with configured(spark, {"spark.sql.caseSensitive": "true"}):
+        transform_with_state(twice.groupBy("key"), Totals(), TOTALS)

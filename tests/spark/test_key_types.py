@@ -2,18 +2,14 @@
 
 import inspect
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession, types
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
-from tests.support.jobs.pandas_input import SETTINGS
 from tests.support.jobs.task_query import GROUPS, Query
 from tests.support.spark.streams import BatchSource, Job, configured
 from tests.support.spark.versions import needs
@@ -30,7 +26,7 @@ from statelog.spark import (
 from statelog.spark import functions as F
 from statelog.spark.query.declared_state import declared_by
 from statelog.spark.query.keyed_frame import grouping_of, keyed_frame
-from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
+from statelog.spark.rows.formats import RowFormat, SparkRowFormat
 from statelog.spark.rows.key_types import KEY_TYPES
 from statelog.spark.rows.spark_versions import parsed_ddl
 from statelog.spark.rows.types import arrow_schema
@@ -85,8 +81,8 @@ FORMS: dict[str, tuple[str, ...]] = {
 }
 
 
-FORMS_OF_FACE = {"rows": [*FORMS], "columns": ["alone", "deep"], "pandas": ["alone"]}
-"""The forms in which each face gets keys: rows and frames have the same keys."""
+FORMS_OF_FACE = {"rows": [*FORMS], "columns": ["alone", "deep"]}
+"""The forms in which each face gets keys: frames have the keys of rows."""
 
 
 class Members(StatefulProcessor):
@@ -107,14 +103,6 @@ class Members(StatefulProcessor):
 
     def output(self, columns: dict[str, list[int]]) -> Any:
         return Row(**columns)
-
-
-class PandasMembers(Members):
-    def numbers(self, row: Any) -> list[int]:
-        return list(map(int, row["i"]))
-
-    def output(self, columns: dict[str, list[int]]) -> Any:
-        return pd.DataFrame({name: [values] for name, values in columns.items()})
 
 
 class ColumnarMembers(ColumnarProcessor):
@@ -139,18 +127,14 @@ class ColumnarMembers(ColumnarProcessor):
 OUTPUT = "i array<bigint>, first array<bigint>"
 
 
-def faces(spark: SparkSession) -> dict[str, tuple[RowFormat, Any]]:
-    columns = parsed_ddl(spark, OUTPUT)
-    assert isinstance(columns, StructType)
-    return {
-        "rows": (SparkRowFormat(), Members()),
-        "pandas": (PandasRowFormat(replace(SETTINGS, timezone="UTC"), columns), PandasMembers()),
-        "columns": (ColumnarFormat(), ColumnarMembers()),
-    }
+FACES: dict[str, tuple[RowFormat, Any]] = {
+    "rows": (SparkRowFormat(), Members()),
+    "columns": (ColumnarFormat(), ColumnarMembers()),
+}
 
 
 @pytest.fixture
-def switched(spark: SparkSession) -> Iterator[SparkSession]:
+def switched(spark):
     """A session with the types that Spark does not have by default."""
     with configured(spark, dict.fromkeys(SWITCHES, "true")):
         yield spark
@@ -231,7 +215,7 @@ def test_keys_have_the_groups_of_spark(switched, tmp_path, kind):
         whole = pa.table(columns, names=input_names).combine_chunks()
         halves = [whole.slice(0, ROWS // 2).to_batches(), whole.slice(ROWS // 2).to_batches()]
         key = arrow_schema(keyed[form].key_schema)
-        for face, (row_format, processor) in faces(switched).items():
+        for face, (row_format, processor) in FACES.items():
             if form not in FORMS_OF_FACE[face]:
                 continue
             query = Query(

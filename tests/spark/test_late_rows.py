@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import window
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark.streams import ON_ROCKSDB, WITHOUT_NO_DATA, BatchSource, configured, wait
@@ -31,7 +31,7 @@ class Counting(StatefulProcessor):
 
 
 @pytest.fixture
-def source(spark: SparkSession, tmp_path: Path) -> BatchSource:
+def source(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", SCHEMA)
     epoch = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     for seconds in BATCHES:

@@ -4,7 +4,6 @@ import datetime as dt
 from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row
@@ -16,7 +15,6 @@ from statelog.spark import (
     StatefulProcessor,
     aggregate,
     transform_with_state,
-    transform_with_state_in_pandas,
 )
 from statelog.spark import functions as F
 from statelog.state.heap import StateBackendConfig
@@ -47,11 +45,6 @@ class Timers(StatefulProcessor):
         return Row(key=key[0], what=what)
 
 
-class PandasTimers(Timers):
-    def row(self, key: Any, what: str) -> Any:
-        return pd.DataFrame({"key": [key[0]], "what": [what]})
-
-
 class ColumnarTimers(ColumnarProcessor):
     def init(self, handle):
         self.timers = handle.timers
@@ -74,12 +67,6 @@ class Passing(StatefulProcessor):
 def by_rows(events: DataFrame, **settings: Any) -> DataFrame:
     grouped = events.groupBy("key")
     return transform_with_state(grouped, Timers(), OUTPUT, timeMode="EventTime", **settings)
-
-
-def by_pandas(events: DataFrame, **settings: Any) -> DataFrame:
-    return transform_with_state_in_pandas(
-        events.groupBy("key"), PandasTimers(), OUTPUT, timeMode="EventTime", **settings
-    )
 
 
 def by_columns(events: DataFrame, **settings: Any) -> DataFrame:
@@ -125,7 +112,6 @@ CASES: dict[str, tuple[Callable[..., DataFrame], Events, list[tuple[int, dt.date
     "no rows of an input that is read": (by_rows, distinct, []),
     "late rows": (by_rows, same, in_rows(0, *KEYS)),
     "rows of one key": (by_rows, same, in_rows(90, 0)),
-    "pandas": (by_pandas, same, []),
     "columns": (by_columns, same, []),
     "windows": (by_windows, same, []),
     "after another": (after_another, same, []),

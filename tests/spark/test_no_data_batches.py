@@ -222,7 +222,7 @@ def test_a_run_fires_what_is_due_and_ends(spark, tmp_path):
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
+def job(spark, tmp_path):
     return alarm_job(spark, tmp_path)
 
 

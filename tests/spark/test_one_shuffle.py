@@ -22,7 +22,7 @@ COUNT = PreAggregation(
 
 
 @pytest.fixture
-def session(spark: SparkSession) -> SparkSession:
+def session(spark):
     session = spark.newSession()
     session.conf.set("spark.sql.adaptive.enabled", "false")
     return session
@@ -86,13 +86,6 @@ def shuffled(frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFra
     aggregator = PreAggregator(COUNT, GROUPS)
     aggregator.partitioned(frame, tasks, is_small=is_small)  # its columns are used again
     return aggregator.partitioned(frame, tasks, is_small=is_small)
-
-
-def test_an_adaptive_session_has_one_shuffle_too(session):
-    session.conf.set("spark.sql.adaptive.enabled", "true")
-    assert one_shuffle(rows(session), 2) is not None
-    check(shuffled(rows(session), 2), rows(session), 2)
-    assert session.conf.get("spark.sql.adaptive.enabled") == "true"
 
 
 def test_each_micro_batch_has_one_shuffle_and_spark_plans_the_aggregation_once(

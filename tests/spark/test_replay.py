@@ -6,19 +6,14 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row, SparkSession
 from tests.house.sources import ROOT
-from tests.support.spark.processors import INPUT, TOTALS, Totals
-from tests.support.spark.streams import BatchSource, run_to_end
 
 from statelog.errors import UsageError
-from statelog.spark import Record, replay, transform_with_state
+from statelog.spark import Record
 
 FRAUD = ROOT / "examples" / "fraud.py"
 RULE = "row.amount > LARGE and at <= armed[0]"
@@ -50,7 +45,7 @@ def run_example(program: Path, folder: Path) -> None:
 
 
 @pytest.fixture
-def fraud(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
+def fraud(spark, tmp_path):
     """Return a user's folder, in which the fraud example records account a."""
     spark.conf.set(RECORD, '["a"]')
     try:
@@ -126,37 +121,6 @@ def test_a_key_that_raised_is_replayed_by_the_command_in_the_error(fraud):
     corrected = command(*words, folder=fraud)
     assert "fails as recorded" not in corrected.stdout
     assert "TypeError" in corrected.stdout  # what was recorded
-
-
-def differences(location: Path, key: object, **arguments: Any) -> list[Any]:
-    steps = replay(str(location), key, **arguments)
-    return [step.differences for step in steps if step.differences]
-
-
-class Marks(Totals):
-    """`Totals` behind `Totals`: adds up totals by their last digit."""
-
-    def handleInputRows(self, key, rows, timerValues):
-        total, count = self.total.get() or (0, 0)
-        for row in rows:
-            total, count = total + row.total, count + 1
-        self.total.update((total, count))
-        yield Row(key=key[0], total=total, rows=count)
-
-
-def test_each_operator_of_a_query_is_recorded(spark, tmp_path):
-    source = BatchSource(spark, tmp_path / "in", INPUT)
-    source.add_all([[(1, 1), (2, 2)], [(1, 5)]])
-    state = tmp_path / "state"
-    first = transform_with_state(
-        source.frame().groupBy("key"), Totals(), TOTALS, stateLocation=str(state), record=Record(keys=[(1,)]),
-        operator="totals",
-    )  # fmt: skip
-    second = transform_with_state(first.groupBy("rows"), Marks(), TOTALS, operator="marks")
-    run_to_end(second, tmp_path / "query")
-    assert 2 == len(replay(str(state), 1, operator="totals", processor=Totals()))
-    assert [] == differences(state, 1, operator="totals", processor=Totals())
-    assert [] == differences(state, 1, operator="marks", processor=Marks())
 
 
 def test_a_key_of_no_operator_is_refused_at_the_start(job):

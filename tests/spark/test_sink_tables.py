@@ -1,10 +1,6 @@
 """A table of files is continued by a session whose catalog does not have it any more."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 from tests.support.spark.sink_job import COLUMNS, SinkJob
 from tests.support.spark.streams import wait
 
@@ -14,7 +10,7 @@ NAME = "kept"
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Iterator[SinkJob]:
+def job(spark, tmp_path):
     yield SinkJob(spark, tmp_path)
     spark.sql(f"drop table if exists {NAME}")
 

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ from statelog.spark.stream.sinks.file_sink import Delivered, FileEntries
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> SinkJob:
+def job(spark, tmp_path):
     return SinkJob(spark, tmp_path)
 
 
 @pytest.fixture
-def short_log(spark: SparkSession) -> Iterator[None]:
+def short_log(spark):
     settings = {
         "spark.sql.streaming.fileSink.log.compactInterval": "3",
         "spark.sql.streaming.fileSink.log.cleanupDelay": "0",
@@ -179,7 +179,7 @@ class Folder:
 
 
 @pytest.fixture
-def a_folder(spark: SparkSession, tmp_path: Path) -> Folder:
+def a_folder(spark, tmp_path):
     return Folder(spark, tmp_path)
 
 

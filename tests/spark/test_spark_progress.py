@@ -2,12 +2,11 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, Observation, Row, SparkSession
+from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql.functions import col, count, lit
 from pyspark.sql.functions import max as max_of
 from pyspark.sql.functions import sum as total_of
@@ -15,7 +14,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark.event_times import at, event_job
 from tests.support.spark.processors import TOTALS, Totals
-from tests.support.spark.streams import TIMEOUT_SECONDS, Job
+from tests.support.spark.streams import TIMEOUT_SECONDS
 
 from statelog.errors import UsageError
 from statelog.spark import transform_with_state
@@ -70,7 +69,7 @@ class Progresses(StreamingQueryListener):
 
 
 @pytest.fixture
-def listener(spark: SparkSession) -> Iterator[Progresses]:
+def listener(spark):
     heard = Progresses()
     spark.streams.addListener(heard)
     yield heard
@@ -78,7 +77,7 @@ def listener(spark: SparkSession) -> Iterator[Progresses]:
 
 
 @pytest.fixture
-def job(job: Job) -> Job:
+def job(job):
     """A job with two micro-batches."""
     job.source.add_all([[(1, 1), (2, 2), (2, 3)], [(1, 1)]])
     return job

@@ -1,11 +1,10 @@
 """A job changes its state between starts; what it reads then is what Spark's Avro state reads."""
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from tests.support.spark.streams import (
     FREQUENT_SNAPSHOTS,
@@ -78,7 +77,7 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path) -> Job:
+def job(spark, tmp_path):
     """A job whose processor is chosen by each run."""
     source = BatchSource(spark, tmp_path / "in", INPUT)
     return Job(source, tmp_path, ["key"], Evolving(*STEPS[0]), SEEN)

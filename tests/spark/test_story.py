@@ -77,7 +77,7 @@ def comparable(lines: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Path:
+def reader(tmp_path):
     """Return the folder of a reader, who has the commands `python` and `statelog`."""
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
 from tests.support.spark.processors import INPUT, TOTALS, Totals, totals_of
 from tests.support.spark.streams import BatchSource, Job, in_order, run_to_end
 
@@ -19,7 +18,7 @@ BATCHES = [[(key, 10 * batch + key) for key in range(7)] for batch in range(3)]
 
 
 @pytest.fixture
-def source(spark: SparkSession, tmp_path: Path) -> BatchSource:
+def source(spark, tmp_path):
     source = BatchSource(spark.newSession(), tmp_path / "in", INPUT)
     source.add_all(BATCHES)
     return source

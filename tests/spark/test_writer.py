@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pyspark.errors import (
     PySparkValueError,
     StreamingQueryException,
 )
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.locations.sequence_entries import committed
 from tests.support.spark.processors import INPUT, TOTALS, Totals
@@ -52,7 +51,7 @@ class Rows:
 
 
 @pytest.fixture
-def writer_of(spark: SparkSession, tmp_path: Path) -> Callable[..., StatefulStreamWriter]:
+def writer_of(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "in", INPUT)
     source.add(ROWS)
     grouped = source.frame().groupBy("key")
@@ -196,16 +195,15 @@ def test_foreign_state_is_refused(spark, tmp_path, writer_of):
 
 
 def test_wrong_calls_are_refused_at_once(writer_of, tmp_path):
+    def noop(option: str, value: int) -> StreamingQuery:
+        return writer_of("m").format("noop").option(option, value).start()
+
     for wrong, error, message in (
         (lambda: writer_of().outputMode("Complete"), UsageError, "streaming aggregation"),
         (lambda: writer_of().outputMode("some"), UsageError, "append or update; got 'some'"),
         (lambda: writer_of().trigger(), PySparkValueError, "ONLY_ALLOW_SINGLE_TRIGGER"),
         (lambda: writer_of().trigger(once=True, availableNow=True), PySparkValueError, "SINGLE"),
-        (
-            lambda: writer_of().trigger(availableNow=False),
-            PySparkValueError,
-            "VALUE_NOT_(ALLOWED|TRUE)",
-        ),
+        (lambda: writer_of().trigger(availableNow=False), PySparkValueError, "VALUE_NOT_(ALLO|TR)"),
         (lambda: writer_of().trigger(processingTime="soon"), IllegalArgumentException, "soon"),
         (lambda: writer_of().trigger(processingTime=5), PySparkValueError, "NON_EMPTY_STR"),
         (lambda: writer_of().trigger(continuous="1 s"), UsageError, "does not run micro-batches"),
@@ -221,21 +219,9 @@ def test_wrong_calls_are_refused_at_once(writer_of, tmp_path):
         (lambda: writer_of("m").toTable("x", format="nonsense"), UsageError, "data source: nonsen"),
         (lambda: writer_of("m").format("rate").start(), UsageError, "rate is read-only"),
         (lambda: writer_of("m").format("kafka").start(), AnalysisException, "kafka.*deploy"),
-        (
-            lambda: writer_of("m").partitionBy("kay").start("x"),
-            UsageError,
-            "columns are key, total",
-        ),
-        (
-            lambda: writer_of("m").format("noop").option("statelog.taks", 2).start(),
-            InvalidOptionsError,
-            "tasks",
-        ),
-        (
-            lambda: writer_of("m").format("noop").option("statelog.tasks", 999).start(),
-            InvalidOptionsError,
-            "999",
-        ),
+        (lambda: writer_of("m").partitionBy("kay").start("x"), UsageError, "columns are key, to"),
+        (lambda: noop("statelog.taks", 2), InvalidOptionsError, "tasks"),
+        (lambda: noop("statelog.tasks", 999), InvalidOptionsError, "999"),
     ):
         with pytest.raises(error, match=message):
             wrong()

@@ -23,7 +23,6 @@ from tests.support.spark.processors import TotalsModel, totals_of
 from tests.support.spark.streams import ON_ROCKSDB, BatchSource, configured, in_order, wait
 from tests.support.spark.versions import needs
 
-from statelog.errors import UsageError
 from statelog.spark import (
     DatabaseSink,
     exactly_once,
@@ -146,16 +145,3 @@ def test_each_sink_gets_all_rows(job, remote, tmp_path):
         assert sorted(connection.execute("select * from totals")) == expected[6]
         batches = connection.execute("select * from statelog_batches").fetchall()
         assert batches == [(query.id, 6)]
-
-
-def test_tables_of_files_are_appended_to_if_asked(job, remote):
-    job.source.add(ROWS[0])
-    writer = job.stream().writeStream.option("checkpointLocation", str(job.query))
-    with pytest.raises(UsageError, match="cannot be written exactly once"):
-        writer.toTable("totals_of_connect")
-    writer = writer.option("statelog.fileSink", "append").trigger(availableNow=True)
-    wait(writer.toTable("totals_of_connect"))
-    try:
-        assert in_order(remote.table("totals_of_connect").collect()) == totals_of(ROWS[:1])[0]
-    finally:
-        remote.sql("DROP TABLE totals_of_connect")

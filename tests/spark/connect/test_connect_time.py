@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from tests.support.spark.checkpoint_files import planned, remove
 from tests.support.spark.connect.jobs import ConnectJob, Deliveries, deliver
 from tests.support.spark.event_times import (
@@ -44,14 +44,14 @@ class FailsOnce:
 
 
 @pytest.fixture
-def event_job(remote: SparkSession, tmp_path: Path) -> ConnectJob:
+def event_job(remote, tmp_path):
     source = EventTimes(remote, tmp_path / "in", SCHEMA)
     options = {"timeMode": "EventTime", "tasks": 2}
     return ConnectJob(source, tmp_path, ["key"], Timekeeper(), OUTPUT, options)
 
 
 @pytest.fixture
-def alarm_job(remote: SparkSession, tmp_path: Path) -> ConnectJob:
+def alarm_job(remote, tmp_path):
     source = BatchSource(remote, tmp_path / "in", INPUT)
     options = {"timeMode": "ProcessingTime", "tasks": 2}
     return ConnectJob(source, tmp_path, ["key"], Alarm(), ALARMS, options)
