@@ -7,6 +7,7 @@ snapshots and numbers of tasks.  `STATELOG_DIFFERENTIAL_SEED=7 make chaos` tries
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,38 +24,16 @@ SEED = os.environ.get("STATELOG_DIFFERENTIAL_SEED", "20261")
 
 @pytest.mark.parametrize("zone", ZONES, indirect=True)
 @pytest.mark.parametrize("key", KEYS)
-def test_aggregate_groups_as_spark(
-    key: str,
-    zone: str,  # noqa: F811
-    spark: SparkSession,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    rows = rows_in(spark, tmp_path / "in", zone, f"{SEED} {key} {zone}", functions=True)
-    check_aggregate(rows, tmp_path, key)
-
-
-@pytest.mark.parametrize("zone", ZONES, indirect=True)
-@pytest.mark.parametrize("key", KEYS)
-def test_a_processor_of_columns_groups_as_spark(
-    key: str,
-    zone: str,  # noqa: F811
-    spark: SparkSession,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    rows = rows_in(spark, tmp_path / "in", zone, f"{SEED} {key} {zone}")
-    check_columns(rows, tmp_path, key)
-
-
-@pytest.mark.parametrize("zone", ZONES, indirect=True)
-@pytest.mark.parametrize("key", KEYS)
-def test_a_processor_of_rows_groups_as_spark(
+@pytest.mark.parametrize("check", [check_aggregate, check_columns, check_rows])
+def test_a_query_groups_as_spark(
+    check: Callable[..., None],
     key: str,
     zone: str,  # noqa: F811
     spark: SparkSession,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     seed = f"{SEED} {key} {zone}"
-    value = random.Random(seed).choice(MAP_KEYS)
-    print(f"seed {seed}, map key {value}")
-    rows = rows_in(spark, tmp_path / "in", zone, seed)
-    check_rows(rows, tmp_path, key, value)
+    rows = rows_in(spark, tmp_path / "in", zone, seed, functions=check is check_aggregate)
+    map_keys = [random.Random(seed).choice(MAP_KEYS)] if check is check_rows else []
+    print(f"seed {seed}, {map_keys}")
+    check(rows, tmp_path, key, *map_keys)

@@ -1,10 +1,8 @@
-"""Small real objects, made by the library, and processes of little memory that read forged ones."""
+"""Small real objects, made by the library; and a bound of memory."""
 
 from __future__ import annotations
 
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from statelog.format.arrow_data import to_stream
 from statelog.model import CompletedCheckpoint
 from statelog.state.schema import OperatorStateSchema
 
-ROOT = Path(__file__).parents[3]
 SCHEMA = OperatorStateSchema("o", pa.schema([("k", pa.string())]), ())
 
 
@@ -71,13 +68,3 @@ def limit_memory(more_bytes: int = 256 << 20) -> None:
     """Bound the address space of this process to what is used now and *more_bytes*."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + more_bytes, resource.RLIM_INFINITY))
-
-
-def printed_by(code: str, *arguments: str) -> str:
-    """Run code in a process of its own, which must end well; return what it prints."""
-    child = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert (0, "") == (child.returncode, child.stderr[-2000:])
-    return child.stdout

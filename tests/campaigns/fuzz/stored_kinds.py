@@ -269,11 +269,15 @@ def run_file_kind(codec: OperatorCodec, snapshots: Sequence[bytes], folder: Path
 # ----------------------------------------------------------------------------- tags, claims, parents
 
 
-def tag_path(kind: TagKind) -> str:
-    return PATHS.tag(kind.value, "name", 1, 0, "0" * 16)
+TAGS = {"tag": TagKind.TAG, "fork pin": TagKind.FORK, "reader pin": TagKind.READER}
+TAG_FORGERIES = (
+    kinds.section_forgery(b"TAGS", kinds.json_forgery),
+    kinds.section_forgery(b"FILE", kinds.msgpack_forgery),
+    kinds.forged_section,
+)
 
 
-def tags(history: History, kind: TagKind, job: StoredJob) -> list[bytes]:
+def tag_kind(name: str, history: History, kind: TagKind, job: StoredJob) -> Kind:
     facts = {"location": "file:///fork", "comment": "text"}
     files = {
         name: job.query.read(name) or b"" for name in ("offsets/1", "commits/1", "sources/0/1")
@@ -281,23 +285,14 @@ def tags(history: History, kind: TagKind, job: StoredJob) -> list[bytes]:
     tag = Tag(kind=kind, name="name", checkpoint_id=history.checkpoint_id)
     stored = put_tag(history.store, tag, clock_ms=lambda: 5, facts=facts, files=files)
     data = history.store.objects.pop(stored.path)[0]
-    return [data]
+    path = PATHS.tag(kind.value, "name", 1, 0, "0" * 16)
 
-
-def tag_reader(kind: TagKind) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
-        store = store_with(**{tag_path(kind): data})
-        confirmed_by(store, tag_path(kind))
+        store = store_with(**{path: data})
+        confirmed_by(store, path)
         return repr(read_tag(store, list_tags(store)[0]))
 
-    return read
-
-
-TAG_FORGERIES = (
-    kinds.section_forgery(b"TAGS", kinds.json_forgery),
-    kinds.section_forgery(b"FILE", kinds.msgpack_forgery),
-    kinds.forged_section,
-)
+    return Kind(name, [data], read, TAG_FORGERIES)
 
 
 def read_parent(data: bytes) -> Any:
@@ -337,15 +332,13 @@ class OneFile:
 def query_kinds(job: StoredJob) -> Iterator[Kind]:
     """Yield the kinds of files below a checkpointLocation; they have no checksum of statelog's."""
     last = job.batch_id
+    offsets, source = f"offsets/{last}", f"sources/0/{last}"
     readers: dict[str, tuple[str, Callable[[OneFile], Any]]] = {
         "query id": ("metadata", recorded_query_id),
-        "offset log": (f"offsets/{last}", newest_offsets),
-        "planned settings": (f"offsets/{last}", refuse_unfinished_repartition),
-        "source log": (f"sources/0/{last}", lambda files: files_upto(files, "0", last)),
-        "source position": (
-            f"sources/0/{last}",
-            lambda files: entries_digest(files, "0", last - 1, last),
-        ),
+        "offset log": (offsets, newest_offsets),
+        "planned settings": (offsets, refuse_unfinished_repartition),
+        "source log": (source, lambda files: files_upto(files, "0", last)),
+        "source position": (source, lambda files: entries_digest(files, "0", last - 1, last)),
     }
     for name, (file, reader) in readers.items():
         data = job.query.read(file)
@@ -534,77 +527,36 @@ def all_kinds(folder: Path) -> list[Kind]:
     parent = ParentReference(location="file:///parent", checkpoint_id=3).encoded()
     segment_forgeries = (kinds.forged_payload, kinds.forged_section)
     same = kinds.same_or_foreign
+    flink = {
+        name: [data for file, data in golden.items() if ("snappy" in file) == (name == "snappy")]
+        for name in ("plain", "snappy")
+    }
+    framed_forgeries = (*segment_forgeries, kinds.forged_frames)
+    change_forgeries = (kinds.forged_payload, forged_change, forged_change)
+    parent_forgery = kinds.section_forgery(b"PRNT", kinds.json_forgery)
+    claim_forgery = kinds.section_forgery(CHECKPOINT_TAG, kinds.record_forgery)
+    recorded = recordings(folder / "recorded")
     every_kind = [
         Kind("changelog plain", plain, kinds.read_segment, segment_forgeries, same),
-        Kind(
-            "changelog snappy",
-            framed_files,
-            kinds.read_segment,
-            (*segment_forgeries, kinds.forged_frames),
-            same,
-        ),
-        Kind(
-            "flink plain",
-            [data for name, data in golden.items() if "snappy" not in name],
-            kinds.read_segment,
-        ),
-        Kind(
-            "flink snappy",
-            [data for name, data in golden.items() if "snappy" in name],
-            kinds.read_segment,
-        ),
-        Kind(
-            "metadata",
-            [*metadata, with_staged_rows(metadata[-1])],
-            read_metadata,
-            kinds.METADATA_FORGERIES,
-            same,
-        ),
-        Kind(
-            "state changes",
-            change_sets(history),
-            changes_reader(codec),
-            (kinds.forged_payload, forged_change, forged_change),
-            same,
-        ),
+        Kind("changelog snappy", framed_files, kinds.read_segment, framed_forgeries, same),
+        *(Kind(f"flink {name}", files, kinds.read_segment) for name, files in flink.items()),
+        Kind("metadata", [*metadata, with_staged_rows(metadata[-1])], read_metadata,
+             kinds.METADATA_FORGERIES, same),
+        Kind("state changes", change_sets(history), changes_reader(codec), change_forgeries, same),
         Kind("snapshot", snapshots, snapshot_reader(codec), (forged_snapshot,)),
         run_file_kind(codec, [parquet_of_history(history, codec)], folder / "local"),
         Kind("staged rows", staged_streams(), read_staged),
         Kind("side output", side_output_streams(), read_side_output),
         Kind("broadcast table", staged_streams(), read_broadcast_table),
-        Kind("tag", tags(history, TagKind.TAG, job), tag_reader(TagKind.TAG), TAG_FORGERIES),
-        Kind("fork pin", tags(history, TagKind.FORK, job), tag_reader(TagKind.FORK), TAG_FORGERIES),
-        Kind(
-            "reader pin",
-            tags(history, TagKind.READER, job),
-            tag_reader(TagKind.READER),
-            TAG_FORGERIES,
-        ),
-        Kind(
-            "parent reference",
-            [parent],
-            read_parent,
-            (kinds.section_forgery(b"PRNT", kinds.json_forgery),),
-        ),
-        Kind(
-            "claim",
-            [claim],
-            read_claim,
-            (kinds.section_forgery(CHECKPOINT_TAG, kinds.record_forgery), kinds.forged_section),
-            equal,
-        ),
-        Kind(
-            "recording",
-            recordings(folder / "recorded"),
-            read_recording,
-            (kinds.recording_forgery,),
-            equal,
-        ),
+        *(tag_kind(name, history, kind, job) for name, kind in TAGS.items()),
+        Kind("parent reference", [parent], read_parent, (parent_forgery,)),
+        Kind("claim", [claim], read_claim, (claim_forgery, kinds.forged_section), equal),
+        Kind("recording", recorded, read_recording, (kinds.recording_forgery,), equal),
         encrypted_kind([*plain, framed_files[-1]]),
         *query_kinds(job),
         location_kind("location metadata", history, "chk-", kinds.METADATA_FORGERIES[:4]),
         location_kind("location snapshot", history, "taskowned/", ()),
-    ]
+    ]  # fmt: skip
     if any(path.startswith("dstl/") for path in history.store.objects):
         every_kind.append(location_kind("location changelog", history, "dstl/", segment_forgeries))
     return every_kind

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.campaigns.fuzz.samples import checkpoint, printed_by, stream_of, task_recording
+from tests.campaigns.fuzz.samples import SCHEMA, checkpoint, stream_of, task_recording
+from tests.support.processes.script import run_script
+from tests.support.stores.query_files import Files
 
 from statelog.checkpoint.query_files import files_upto
 from statelog.errors import CheckpointError, CorruptionError
@@ -45,27 +46,22 @@ def forged_offsets(data: bytes) -> bytes:
 TEXTS = pa.table({"t": pa.array(["abc", "def", "ghi"])})
 
 
-@pytest.mark.parametrize("number", [2**31, 2**62, 0, -1, 32769])
-def test_a_record_of_impossible_key_groups_is_refused(number: int) -> None:
-    with pytest.raises(CorruptionError, match="key groups"):
-        decode_record(stored_record(max_parallelism=number), where="chk-4/_metadata")
+def nested(depth: int) -> msgspec.Raw:
+    return msgspec.Raw(b'{"a":' + b"[" * depth + b"]" * depth + b"}")
 
 
-def test_a_record_that_retains_a_million_checkpoints_is_refused() -> None:
-    with pytest.raises(CorruptionError, match="1000000 checkpoints are retained"):
-        decode_record(stored_record(retained=list(range(10**6))), where="chk-4/_metadata")
-
-
-def test_a_record_with_an_id_beyond_arrays_is_refused() -> None:
-    with pytest.raises(CorruptionError, match="above"):
-        decode_record(stored_record(id=2**63), where="chk-4/_metadata")
-
-
-@pytest.mark.parametrize("depth", [100, 10**6])
-def test_a_deeply_nested_record_is_refused(depth: int) -> None:
-    nested = msgspec.Raw(b'{"a":' + b"[" * depth + b"]" * depth + b"}")
-    with pytest.raises(CorruptionError, match="nested"):
-        decode_record(stored_record(properties=nested), where="chk-4/_metadata")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        *(({"max_parallelism": n}, "key groups") for n in (2**31, 2**62, 0, -1, 32769)),
+        ({"retained": list(range(10**6))}, "1000000 checkpoints are retained"),
+        ({"id": 2**63}, "above"),
+        *(({"properties": nested(depth)}, "nested") for depth in (100, 10**6)),
+    ],
+)
+def test_a_record_of_impossible_values_is_refused(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(CorruptionError, match=reason):
+        decode_record(stored_record(**changes), where="chk-4/_metadata")
 
 
 def test_a_record_that_expands_a_thousand_times_is_refused() -> None:
@@ -86,21 +82,20 @@ def test_a_record_that_compresses_well_is_written_so_that_it_is_read() -> None:
     assert decode_record(encode_record(record)) == record
 
 
-def test_a_recording_nested_too_deeply_or_with_no_text_is_refused() -> None:
-    for raw in (
-        b"\x91\x81\xa1x" + b"\x91" * 200_000,
-        b"\x91\x81\xdb\xff\xff\xff\xff",
-        b"\x91\x81\xa2\xff\xff\x01",
-    ):
-        body = pa.Codec("zstd").compress(raw, asbytes=True)
-        with pytest.raises(CorruptionError, match="damaged recording recordings/1"):
-            decode_file(framed(body, len(raw)), where="recordings/1")
-
-
-def test_a_recording_that_expands_beyond_its_bound_is_refused() -> None:
-    body = pa.Codec("zstd").compress(bytes(32 << 20), asbytes=True)
-    with pytest.raises(CorruptionError, match="claims"):
-        decode_file(framed(body, 32 << 20), where="recordings/1")
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"\x91\x81\xa1x" + b"\x91" * 200_000, "damaged recording recordings/1"),
+        (b"\x91\x81\xdb\xff\xff\xff\xff", "damaged recording recordings/1"),
+        (b"\x91\x81\xa2\xff\xff\x01", "damaged recording recordings/1"),
+        (bytes(32 << 20), "claims"),
+    ],
+    ids=["nested", "too long", "no text", "expands"],
+)
+def test_a_recording_of_impossible_content_is_refused(raw: bytes, reason: str) -> None:
+    body = pa.Codec("zstd").compress(raw, asbytes=True)
+    with pytest.raises(CorruptionError, match=reason):
+        decode_file(framed(body, len(raw)), where="recordings/1")
 
 
 def test_forged_offsets_in_arrow_are_refused() -> None:
@@ -150,7 +145,7 @@ except pa.ArrowInvalid as error:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_a_compressed_buffer_of_twelve_gigabytes_allocates_nothing() -> None:
-    assert "declare" in printed_by(CHILD)
+    assert "declare" in run_script(CHILD)
 
 
 def test_a_type_that_brings_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
@@ -178,15 +173,14 @@ def test_compressed_streams_and_dictionaries_are_read() -> None:
     [("generation", "1"), ("generation", None), ("operator_id", 3), ("states", 7)],
 )
 def test_a_schema_with_fields_of_other_types_is_refused(name: str, value: object) -> None:
-    schema = OperatorStateSchema("o", pa.schema([("k", pa.string())]), ())
     with pytest.raises(CorruptionError, match="not a state schema"):
-        OperatorStateSchema.from_json({**schema.to_json(), name: value})
+        OperatorStateSchema.from_json({**SCHEMA.to_json(), name: value})
 
 
-def test_bytes_that_are_no_schema_are_refused() -> None:
-    for data in (b"{", b"[]", b"\xff", b'{"a":' + b"[" * 10**5):
-        with pytest.raises(CorruptionError, match="schema"):
-            OperatorStateSchema.from_bytes(data)
+@pytest.mark.parametrize("data", [b"{", b"[]", b"\xff", b'{"a":' + b"[" * 10**5])
+def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match="schema"):
+        OperatorStateSchema.from_bytes(data)
 
 
 def test_calls_that_yielded_more_rows_than_are_stored_are_refused() -> None:
@@ -195,24 +189,8 @@ def test_calls_that_yielded_more_rows_than_are_stored_are_refused() -> None:
         list(steps_of(task))
 
 
-class CompactedLog:
-    """The log of a source with one compact file, of an entry far above the entries in it."""
-
-    url = "file:///query"
-
-    def __init__(self) -> None:
-        self.reads = 0
-
-    def names(self, folder: str) -> Sequence[str]:
-        return [f"{2**62 + 9}.compact"]
-
-    def read(self, name: str, tail: int | None = None) -> bytes | None:
-        self.reads += 1
-        assert self.reads < 100
-        line = b'{"path":"file:///a","timestamp":1,"batchId":0}'
-        return b"v1\n" + line if name.endswith(f"{2**62 + 9}.compact") else None
-
-
 def test_a_source_log_with_entries_up_to_a_forged_number_ends_at_the_first_missing_one() -> None:
+    line = b'{"path":"file:///a","timestamp":1,"batchId":0}'
+    log = Files(**{f"sources__0__{2**62 + 9}.compact": b"v1\n" + line})
     with pytest.raises(CheckpointError, match="does not contain entry 1"):
-        files_upto(CompactedLog(), "0", 2**62)
+        files_upto(log, "0", 2**62)

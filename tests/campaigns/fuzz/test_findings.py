@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from tests.campaigns.fuzz.samples import SCHEMA, printed_by
+from tests.campaigns.fuzz.samples import SCHEMA
 from tests.support.locations.histories import History
+from tests.support.processes.script import run_script
 from tests.support.stores.dict_store import DictStore
 
 from statelog.errors import CorruptionError
@@ -79,7 +80,7 @@ for read in (lambda data: read_snapshot(OperatorCodec(SCHEMA), data, GROUPS),
 
 
 def test_a_column_of_a_forged_type_is_refused() -> None:
-    assert 2 == printed_by(CHILD).count("refused:")
+    assert 2 == run_script(CHILD).count("refused:")
 
 
 def test_a_column_whose_name_is_no_text_is_refused() -> None:

@@ -48,13 +48,11 @@ class Files:
 
     url = "file:///query"
 
-    def __init__(
-        self, data: bytes, names: Sequence[str] = ("1", "0", "\u00b2", "\u00b2.compact")
-    ) -> None:
-        self._data, self._names = data, names
+    def __init__(self, data: bytes) -> None:
+        self._data = data
 
     def names(self, folder: str) -> Sequence[str]:
-        return self._names
+        return ("1", "0", "\u00b2", "\u00b2.compact")
 
     def read(self, name: str, tail: int | None = None) -> bytes | None:
         return None if name.startswith("commits/") else self._data

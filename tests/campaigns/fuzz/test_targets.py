@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.campaigns.fuzz.samples import checkpoint, printed_by
+from tests.campaigns.fuzz.samples import checkpoint
 from tests.campaigns.fuzz.targets import ALLOWED, TARGETS
+from tests.support.processes.script import run_script
 
 from statelog.format.checkpoint_record import decode_record, encode_record
 from statelog.model import Timeline
@@ -72,6 +73,7 @@ CHILD = """
 import sys
 from tests.campaigns.fuzz.samples import limit_memory
 from tests.campaigns.fuzz.targets import ALLOWED, TARGETS
+from tests.support.processes.script import run_script
 target = {target.__name__: target for target in TARGETS}[sys.argv[1]]
 data = bytes.fromhex(sys.argv[2])
 limit_memory()
@@ -87,4 +89,4 @@ except ALLOWED as error:
 def test_a_forged_length_allocates_nothing(name: str) -> None:
     """A kilobyte that claims two gigabytes is refused within 256 MiB of address space."""
     target, data = FORGED[name]
-    assert printed_by(CHILD, target, data.hex()).startswith("refused:")
+    assert run_script(CHILD, target, data.hex()).startswith("refused:")

@@ -44,14 +44,14 @@ class InterleavedWorld(World):
 
     def __init__(self, seed: int, *, batched: bool = False) -> None:
         super().__init__(seed, batched=batched)
-        store = NumberedStore()
-        store.on_request, store.while_in_flight = self.store.on_request, self.store.while_in_flight
-        self.store = store
         self.waiting: list[Owner] = []
         self.order_rng = random.Random(f"order {seed}")
         self.go_on_rate = self.order_rng.choice([0.02, 0.1])
         self.late_put_rate = self.order_rng.choice([0.0, 0.05])
         self.went_on = self.late_puts = self.arrived = 0
+
+    def new_store(self) -> DictStore:
+        return NumberedStore()
 
     def settle(self) -> None:
         super().settle()

@@ -92,7 +92,7 @@ class World:
         self.late: list[Late] = []
         self.late_rng = random.Random(f"late {seed}")
         self.late_runs = 0
-        self.store = DictStore()
+        self.store = self.new_store()
         self.store.on_request = self.on_request
         self.fault_rate = self.rng.choice([0.0, 0.02, 0.1])
         self.pause_rate = self.rng.choice([0.0, 0.01, 0.05])
@@ -114,6 +114,9 @@ class World:
         """Per attempt: the attempts that it gives up, because its owner went back to an older one."""
         self.acknowledged: dict[int, int] = {}
         self.finished = self.fenced = self.died = self.lost = self.given_up = 0
+
+    def new_store(self) -> DictStore:
+        return DictStore()
 
     def on_request(self, operation: str, path: str) -> str | None:
         if self.quiet:

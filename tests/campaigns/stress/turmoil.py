@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from tests.campaigns.simulation.actors import Checkpoint
 from tests.campaigns.stress.chaos_store import ChaosStore
 from tests.support.reference_log import canonical
 
 import statelog as sl
 from statelog import changelog as cl
-from statelog.changelog.api import PersistFuture
 
 KEY_GROUPS = sl.KeyGroupRange(0, 9)
 RETAINED = 3
@@ -47,15 +47,6 @@ class Model:
         return canonical(
             change_set for sqn in range(from_sqn, to_sqn) for change_set in self.sets[sqn]
         )
-
-
-@dataclass
-class Persist:
-    checkpoint_id: int
-    from_sqn: int
-    to_sqn: int
-    future: PersistFuture
-    seen: bool = False
 
 
 class CheckpointSide:
@@ -87,24 +78,21 @@ class CheckpointSide:
     def known(self, files: dict[str, cl.FileStateHandle]) -> dict[str, cl.FileStateHandle]:
         """Return those of *files* that somebody owns still."""
         return {
-            path: handle
-            for path, handle in files.items()
-            if self._registry.owner(handle) is not None
+            path: file for path, file in files.items() if self._registry.owner(file) is not None
         }
 
     def sweep(self) -> None:
         with self._lock:
-            named: set[str] = set()
-            for retained in self._retained.values():
-                for handle in retained:
-                    named.update(_files(handle))
-            gone = [
+            named = {
                 path
-                for path, handle in self.files.items()
-                if path not in named and self._registry.owner(handle) is None
-            ]
-            for path in gone:
-                del self.files[path]
+                for retained in self._retained.values()
+                for handle in retained
+                for path in _files(handle)
+            }
+            kept = {path: self.files[path] for path in named & self.files.keys()}
+            kept |= self.known(self.files)
+            gone = self.files.keys() - kept.keys()
+            self.files = kept
         self._store.inner.delete(gone)
 
 
@@ -122,7 +110,7 @@ class Actor:
 
     writer: cl.FsStateChangelogWriter
     model: Model = field(default_factory=Model)
-    persists: list[Persist] = field(default_factory=list)
+    persists: list[Checkpoint] = field(default_factory=list)
     handed_out: dict[str, cl.FileStateHandle] = field(default_factory=dict)
 
     def follow(self) -> None:
@@ -192,7 +180,7 @@ class Producer:
         checkpoint_id, self._next_checkpoint = self._next_checkpoint, self._next_checkpoint + 1
         from_sqn = cl.SequenceNumber(actor.model.lowest)
         future = actor.writer.persist(from_sqn, checkpoint_id)
-        actor.persists.append(Persist(checkpoint_id, from_sqn.value, number.value, future))
+        actor.persists.append(Checkpoint(checkpoint_id, from_sqn.value, number.value, future))
         if self._rng.random() < 0.3:  # a wait without a time-out runs uploads on this thread
             future.exception()
 
@@ -232,13 +220,13 @@ class Producer:
         for persist in actor.persists:
             # An upload thread may be about to resolve it: the core has decided, the future waits.
             if persist.future.exception(timeout=10) is None:
-                actor.handed_out.update(_files(_handle(persist)))
+                actor.handed_out.update(_files(persist.handle))
         self._side.inherit(actor.handed_out)
         self._side.forget(actor.writer.log_id)
         self.actors[self.actors.index(actor)] = self._open()
         self.counts["replaced"] += 1
 
-    def judge(self, actor: Actor, persist: Persist) -> cl.ChangelogStateHandle | None:
+    def judge(self, actor: Actor, persist: Checkpoint) -> cl.ChangelogStateHandle | None:
         """Return the handle of a persist that succeeded, after comparing it with the model."""
         error = persist.future.exception()
         if error is not None:
@@ -246,7 +234,7 @@ class Producer:
             self.counts[type(error).__name__] += 1
             return None
         self.counts["acknowledged"] += 1
-        handle = _handle(persist)
+        handle = persist.handle
         actor.handed_out.update(_files(handle))
         if persist.from_sqn < actor.model.lowest:
             return None  # truncated meanwhile; nobody may rely on it
@@ -268,9 +256,3 @@ class Producer:
         """Give what was handed out to the side of the checkpoints, after the storage's close."""
         for actor in self.actors:
             self._side.inherit(actor.handed_out)
-
-
-def _handle(persist: Persist) -> cl.ChangelogStateHandle:
-    handle = persist.future.result().job_manager_owned
-    assert handle is not None
-    return handle
