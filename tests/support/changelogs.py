@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -175,7 +176,8 @@ def direct_storage(
 ) -> FsStateChangelogStorage:
     """Open a storage that uploads on the calling thread; small sets stay in their handles."""
     uploader = StateChangeFsUploader(store, paths=PATHS, ids=ids)
-    inline = InlineStateChangeUploader(inline_bytes, uploader, ids=ids)
-    return FsStateChangelogStorage(
-        store, job_id="", scheduler=DirectStateChangeUploadScheduler(inline)
+    scheduler = DirectStateChangeUploadScheduler(
+        InlineStateChangeUploader(inline_bytes, uploader, ids=ids)
     )
+    runtime = replace(system_runtime(), ids=ids)
+    return FsStateChangelogStorage(store, job_id="", scheduler=scheduler, runtime=runtime)

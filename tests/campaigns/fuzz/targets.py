@@ -40,63 +40,33 @@ def change_set(data: bytes) -> None:
         raise AssertionError(f"rows differ from the columns {columns!r:.300}")
 
 
-def plain_file(data: bytes) -> None:
-    """A file of Flink's, which has no checksum."""
-    segment = parse_segment(b"\x00" + data)
-    for offset in segment.set_offsets():
-        decode_change_set(segment.payload, offset)
-
-
-def framed_file(data: bytes) -> None:
-    """The same, Snappy-framed."""
-    segment = parse_segment(b"\x01" + data)
-    for offset in segment.set_offsets():
-        decode_change_set(segment.payload, offset)
-
-
-def frames(data: bytes) -> None:
-    """A Snappy stream with a data chunk in front whose checksum is not right."""
-    decompress_frames(data)
-
-
-def forged_trailer(data: bytes) -> None:
-    """A trailer of any content with the right checksum, behind an empty payload."""
-    footer = (len(data), 0, 0, checksum([b""]), FORMAT_VERSION, 0, MAGIC)
-    crc = checksum([data, FOOTER.pack(*footer)])
-    file = b"\x00" + data + FOOTER.pack(len(data), crc, *footer[2:])
+def read_sets(file: bytes) -> None:
+    """Read all change sets of a file."""
     segment = parse_segment(file)
     for offset in segment.set_offsets():
         decode_change_set(segment.payload, offset)
 
 
-def forged_index(data: bytes) -> None:
-    """The index of sets with any content, in a trailer that is right."""
-    forged_trailer(struct.pack(">4sI", b"SETS", len(data)) + data)
+def forged_trailer(data: bytes) -> None:
+    """Read a trailer of any content with the right checksum, behind an empty payload."""
+    footer = (len(data), 0, 0, checksum([b""]), FORMAT_VERSION, 0, MAGIC)
+    crc = checksum([data, FOOTER.pack(*footer)])
+    read_sets(b"\x00" + data + FOOTER.pack(len(data), crc, *footer[2:]))
 
 
-def checkpoint_record(data: bytes) -> None:
-    """The record of a checkpoint, in front of which the checksums of its file stand."""
-    decode_record(data)
+def claim_header(length: int) -> bytes:
+    return struct.pack(">HBBI", RECORD_VERSION, 0, CLAIM_KIND, length)
 
 
-def entry_record(data: bytes) -> None:
-    """The record of an entry, of a checkpoint or a claim."""
-    decode_entry(data)
-
-
-def claim_text(data: bytes) -> None:
-    """The JSON of a claim, behind a header that is right."""
-    decode_entry(struct.pack(">HBBI", RECORD_VERSION, 0, CLAIM_KIND, len(data)) + data)
-
-
-TARGETS: list[Callable[[bytes], None]] = [
-    change_set,
-    plain_file,
-    framed_file,
-    frames,
-    forged_trailer,
-    forged_index,
-    checkpoint_record,
-    entry_record,
-    claim_text,
-]
+TARGETS: dict[str, Callable[[bytes], object]] = {
+    "change_set": change_set,
+    "plain_file": lambda data: read_sets(b"\x00" + data),
+    "framed_file": lambda data: read_sets(b"\x01" + data),
+    "frames": decompress_frames,
+    "forged_trailer": forged_trailer,
+    "forged_index": lambda data: forged_trailer(struct.pack(">4sI", b"SETS", len(data)) + data),
+    "checkpoint_record": decode_record,
+    "entry_record": decode_entry,
+    "claim_text": lambda data: decode_entry(claim_header(len(data)) + data),
+}
+"""A plain and a Snappy-framed file, as Flink's, have no checksum; the others have one that is right."""

@@ -118,18 +118,12 @@ class Traces:
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
         """Note what happens in the block."""
-        store = {
-            name: self._sent(name) for name in ("put_if_absent", "list_folders", "head", "delete")
-        }
+        requests = ("put_if_absent", "list_folders", "head", "delete")
+        methods = {name: self._acting_in(name) for name in ("restore", "complete", "clean_up")}
+        methods["claim"] = self._acting_in("claim", is_new=True)
         with (
-            mock.patch.multiple(LocationStore, **store),
-            mock.patch.multiple(
-                CheckpointCoordinator,
-                claim=self._claims(),
-                restore=self._restores(),
-                complete=self._completes(),
-                clean_up=self._cleans_up(),
-            ),
+            mock.patch.multiple(LocationStore, **{name: self._sent(name) for name in requests}),
+            mock.patch.multiple(CheckpointCoordinator, **methods),
         ):
             yield
 
@@ -190,46 +184,21 @@ class Traces:
 
     # --- coordinators ---------------------------------------------------------------------------
 
-    def _claims(self) -> Callable[..., Any]:
-        usual = CheckpointCoordinator.claim
+    def _acting_in(self, method: str, *, is_new: bool = False) -> Callable[..., Any]:
+        """Return a method of coordinators that notes who acts, and what it did in the end."""
+        usual = getattr(CheckpointCoordinator, method)
 
-        def claim(coordinator: Any, *arguments: Any) -> Any:
-            with self._acts(coordinator, is_new=True):
-                return usual(coordinator, *arguments)
+        def act(coordinator: Any, *arguments: Any, **more: Any) -> Any:
+            with self._acts(coordinator, is_new=is_new) as owner:
+                result = usual(coordinator, *arguments, **more)
+                if method == "restore":
+                    number = -1 if result is None else result.checkpoint_id
+                    owner.restored = number, coordinator.timeline.number
+                elif method == "complete":
+                    self._note("reported", arguments[0])
+            return result
 
-        return claim
-
-    def _restores(self) -> Callable[..., Any]:
-        usual = CheckpointCoordinator.restore
-
-        def restore(coordinator: Any, *arguments: Any, **more: Any) -> Any:
-            with self._acts(coordinator) as owner:
-                base = usual(coordinator, *arguments, **more)
-            number = -1 if base is None else base.checkpoint_id
-            owner.restored = number, coordinator.timeline.number
-            return base
-
-        return restore
-
-    def _completes(self) -> Callable[..., Any]:
-        usual = CheckpointCoordinator.complete
-
-        def complete(coordinator: Any, checkpoint_id: int, **more: Any) -> Any:
-            with self._acts(coordinator):
-                checkpoint = usual(coordinator, checkpoint_id, **more)
-                self._note("reported", checkpoint_id)
-            return checkpoint
-
-        return complete
-
-    def _cleans_up(self) -> Callable[..., Any]:
-        usual = CheckpointCoordinator.clean_up
-
-        def clean_up(coordinator: Any, *arguments: Any, **more: Any) -> Any:
-            with self._acts(coordinator):
-                return usual(coordinator, *arguments, **more)
-
-        return clean_up
+        return act
 
 
 def _is_stored(store: LocationStore, path: str) -> bool:

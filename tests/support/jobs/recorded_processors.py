@@ -81,9 +81,7 @@ class Steps(StatefulProcessor):
             if row.op == "yield":
                 yield Row(k=key[0], what="row", n=self.facts())
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         time = expiredTimerInfo.getExpiryTimeInMs()
         self.items.appendValue((time,))
         yield Row(k=key[0], what=f"timer {time}", n=self.facts())
@@ -100,9 +98,7 @@ class FrameSteps(Steps):
             yield yielded
             yielded["n"] = -1  # what was yielded was copied
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Any]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo):
             yield pd.DataFrame([row.asDict()])
 

@@ -31,6 +31,7 @@ class Place:
         self.root = root
         self.state, self.query = str(root / "state"), str(root / "query")
         self.new, self.new_query = str(root / "new"), str(root / "new-query")
+        self.out = str(root / "out")
 
     def call(self, *arguments: str) -> int:
         return run(arguments)
@@ -55,13 +56,6 @@ def edit(place: Place) -> int:
     return 0
 
 
-def rewind(place: Place) -> int:
-    where = ("--state-location", place.state)
-    return place.call(
-        "rewind", place.query, "--batch-id", "2", *where, "--apply", "--min-idle", "0s"
-    )
-
-
 def key_texts(number: int) -> list[str]:
     return [str(part) for part in key_of(number)]
 
@@ -71,7 +65,7 @@ def nothing(place: Place) -> None:
 
 
 def with_tag(place: Place) -> None:
-    assert place.call("tag", place.state, "before", "--checkpoint", "3") == 0
+    assert called("tag STATE before --checkpoint 3")(place) == 0
 
 
 def with_garbage(place: Place) -> None:
@@ -85,8 +79,7 @@ def with_garbage(place: Place) -> None:
 
 def with_export(place: Place) -> None:
     """Write the state of an older checkpoint to files."""
-    out = str(place.root / "out")
-    assert place.call("read", place.state, "--to", out, "--checkpoint", "earliest") == 0
+    assert called("read STATE --to OUT --checkpoint earliest")(place) == 0
 
 
 def edits(place: Place) -> list[str]:
@@ -108,63 +101,46 @@ def with_independent_fork(place: Place) -> None:
     store.put(PATHS.changelog("orphan"), b"unfinished")
 
 
+def called(text: str) -> Change:
+    """Return a call of the command line; KEY is a key that has state."""
+
+    def call(place: Place) -> int:
+        folders = {"STATE": place.state, "QUERY": place.query, "NEW": place.new, "OUT": place.out}
+        words: list[str] = []
+        for word in text.split():
+            words += key_texts(KEY) if word == "KEY" else [folders.get(word, word)]
+        return place.call(*words)
+
+    return call
+
+
 COMMANDS: dict[str, tuple[Callable[[Place], None], Change]] = {
     "fork": (nothing, fork),
     "fork the newest": (nothing, lambda place: fork(place)),
     "fork a tag": (with_tag, lambda place: fork(place, "--checkpoint", "before")),
     "fork --copy": (nothing, lambda place: fork(place, "--copy", "--checkpoint", "3")),
-    "fork --state-only": (
+    "fork --state-only": (nothing, called("fork STATE NEW --state-only")),
+    "copy": (with_tag, called("copy STATE NEW")),
+    "tag": (nothing, called("tag STATE t --comment why")),
+    "tag --remove": (with_tag, called("tag STATE before --remove --apply")),
+    "rewind": (
         nothing,
-        lambda place: place.call("fork", place.state, place.new, "--state-only"),
+        called("rewind QUERY --batch-id 2 --state-location STATE --apply --min-idle 0s"),
     ),
-    "copy": (with_tag, lambda place: place.call("copy", place.state, place.new)),
-    "tag": (nothing, lambda place: place.call("tag", place.state, "t", "--comment", "why")),
-    "tag --remove": (
-        with_tag,
-        lambda place: place.call("tag", place.state, "before", "--remove", "--apply"),
-    ),
-    "rewind": (nothing, rewind),
-    "verify --repair": (
-        with_garbage,
-        lambda place: place.call("verify", place.state, "--repair", "--apply", "--min-age", "0s"),
-    ),
-    "verify --give-up-after": (
-        nothing,
-        lambda place: place.call("verify", place.state, "--give-up-after", "3", "--apply"),
-    ),
-    "verify --give-up-after 1": (
-        nothing,
-        lambda place: place.call("verify", place.state, "--give-up-after", "1", "--apply"),
-    ),
+    "verify --repair": (with_garbage, called("verify STATE --repair --apply --min-age 0s")),
+    "verify --give-up-after": (nothing, called("verify STATE --give-up-after 3 --apply")),
+    "verify --give-up-after 1": (nothing, called("verify STATE --give-up-after 1 --apply")),
     "edit": (nothing, edit),
     "edit from files": (
         with_export,
         lambda place: place.call("edit", place.state, *edits(place), "--delete-others", "--apply"),
     ),
-    "forget": (
-        nothing,
-        lambda place: place.call("forget", place.state, *key_texts(KEY), "--apply"),
-    ),
-    "forget --now": (
-        nothing,
-        lambda place: place.call("forget", place.state, *key_texts(KEY), "--now", "--apply"),
-    ),
-    "forget --now in a fork": (
-        with_fork,
-        lambda place: place.call("forget", place.new, *key_texts(KEY), "--now", "--apply"),
-    ),
-    "gc": (
-        with_garbage,
-        lambda place: place.call("gc", place.state, "--apply", "--min-age", "0s"),
-    ),
-    "gc of a fork": (
-        with_independent_fork,
-        lambda place: place.call("gc", place.new, "--apply", "--min-age", "0s"),
-    ),
-    "export": (
-        nothing,
-        lambda place: place.call("read", place.state, "--to", str(place.root / "out")),
-    ),
+    "forget": (nothing, called("forget STATE KEY --apply")),
+    "forget --now": (nothing, called("forget STATE KEY --now --apply")),
+    "forget --now in a fork": (with_fork, called("forget NEW KEY --now --apply")),
+    "gc": (with_garbage, called("gc STATE --apply --min-age 0s")),
+    "gc of a fork": (with_independent_fork, called("gc NEW --apply --min-age 0s")),
+    "export": (nothing, called("read STATE --to OUT")),
 }
 
 

@@ -16,24 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from tests.support.changelogs import direct_storage
 from tests.support.locations.batch_records import one_operator
 from tests.support.locations.checkpoints import ManualClock
 from tests.support.simulated_runtime import SimulatedIds
 from tests.support.state_objects import bind
 
-from statelog.changelog.storage import FsStateChangelogStorage
-from statelog.changelog.upload.scheduler import (
-    DirectStateChangeUploadScheduler,
-    InlineStateChangeUploader,
-)
-from statelog.changelog.upload.uploader import StateChangeFsUploader
 from statelog.checkpoint import CheckpointCoordinator, CheckpointOptions
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.format.buffers import checksum
 from statelog.model import FileStateHandle, KeyGroupRange, TaskStateSnapshot
 from statelog.model.checkpoint import CompletedCheckpoint, MaterializedHandle
 from statelog.runtime.clock import IdSource
-from statelog.runtime.runtime import system_runtime
 from statelog.state import objects
 from statelog.state.encoding.changes import OperatorCodec
 from statelog.state.heap import MemoryLimits
@@ -143,15 +137,8 @@ class History:
         self.store = store
         self.now_ms = START_MS
         self.ids = SimulatedIds(self.rng) if ids is None else ids
-        uploader = StateChangeFsUploader(store, paths=PATHS, ids=self.ids)
-        self.storage = FsStateChangelogStorage(
-            store,
-            job_id="",
-            scheduler=DirectStateChangeUploadScheduler(
-                InlineStateChangeUploader(self.rng.choice([0, 800, 10**6]), uploader, ids=self.ids)
-            ),
-            runtime=replace(system_runtime(), ids=self.ids),
-        )
+        inline_bytes = self.rng.choice([0, 800, 10**6])
+        self.storage = direct_storage(store, self.ids, inline_bytes=inline_bytes)
         self.restart(retained=retained, owner_id="writer")
         states = tuple(self.descriptor(name) for name in NAMES)
         timers = StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([]))

@@ -35,6 +35,8 @@ from statelog.state.schema import TIMERS_NAME
 from statelog.store import open_location
 
 TABLE = "test.jobs.totals"
+Act = Callable[[Callable[[], Any]], Any]
+"""Runs a commit."""
 
 
 class Published(ABC):
@@ -86,9 +88,7 @@ class Published(ABC):
         """Return the files of the table that no snapshot names."""
 
     @abstractmethod
-    def around_commits(
-        self, patch: pytest.MonkeyPatch, act: Callable[[Callable[[], Any]], Any]
-    ) -> None:
+    def around_commits(self, patch: pytest.MonkeyPatch, act: Act) -> None:
         """Let *act* run each commit of rows, which is its argument."""
 
     @abstractmethod
@@ -157,9 +157,7 @@ class IcebergPublished(Published):
         named = {row["file_path"] for row in self.table().inspect.all_files().to_pylist()}
         return {path.name for path in files if f"file://{path}" not in named}
 
-    def around_commits(
-        self, patch: pytest.MonkeyPatch, act: Callable[[Callable[[], Any]], Any]
-    ) -> None:
+    def around_commits(self, patch: pytest.MonkeyPatch, act: Act) -> None:
         from pyiceberg.catalog.sql import SqlCatalog
 
         commit = SqlCatalog.commit_table
@@ -215,9 +213,7 @@ class DeltaPublished(Published):
         }
         return {path.name for path in self.folder.rglob("*.parquet")} - named
 
-    def around_commits(
-        self, patch: pytest.MonkeyPatch, act: Callable[[Callable[[], Any]], Any]
-    ) -> None:
+    def around_commits(self, patch: pytest.MonkeyPatch, act: Act) -> None:
         commit = deltalake.write_deltalake
         patch.setattr(
             deltalake, "write_deltalake", lambda *given, **more: act(lambda: commit(*given, **more))

@@ -55,9 +55,7 @@ class Timekeeper(StatefulProcessor):
             self.handle.registerTimer(time)
         yield self.tell(key, "rows", timerValues, times)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         time = expiredTimerInfo.getExpiryTimeInMs()
         self.fired.appendValue((time,))
         if time % 3 == 0:  # due already: it waits for the next batch
@@ -71,9 +69,7 @@ class Failing(Timekeeper):
     def __init__(self, batch_id: int) -> None:
         self.batch_id = str(batch_id)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         context = TaskContext.get()
         if context is not None:
             assert context.getLocalProperty("streaming.sql.batchId") != self.batch_id, "no timers"

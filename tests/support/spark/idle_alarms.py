@@ -28,9 +28,7 @@ class Alarm(StatefulProcessor):
             self.handle.registerTimer(now + row.wait_ms)
             yield self.tell(key, "set", now + row.wait_ms, now)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         now = timerValues.getCurrentProcessingTimeInMs()
         yield self.tell(key, "rang", expiredTimerInfo.getExpiryTimeInMs(), now)
 

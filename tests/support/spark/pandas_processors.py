@@ -121,9 +121,7 @@ class Opening(StatefulProcessor):
         self.balance.update((balance,))
         yield Row(key=key[0], balance=balance, calls=sorted(call for (call,) in self.calls.get()))
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         yield Row(key=key[0], balance=self.balance.get()[0], calls=["timer"])
 
     def close(self) -> None:

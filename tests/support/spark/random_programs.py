@@ -105,9 +105,7 @@ class Interpreter(StatefulProcessor):
         for row in sorted(rows, key=lambda row: row.at):
             yield self.told(key, str(row.at), [self.do(*call) for call in json.loads(row.program)])
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         at = expiredTimerInfo.getExpiryTimeInMs()
         due = timerValues.getCurrentWatermarkInMs()
         if due < 0 or self.has_ttl:

@@ -106,9 +106,7 @@ class WithTimers(StatefulProcessor):
         self.value.update((n,))
         yield Row(first=key[0], n=n)
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         self.handle.deleteTimer(expiredTimerInfo.getExpiryTimeInMs())
         yield Row(first=f"{key[0]} expired", n=self.value.get()[0])
 

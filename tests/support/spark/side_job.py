@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from tests.support.spark.processors import INPUT, TOTALS, Totals
 from tests.support.spark.streams import BatchSource
 
 from statelog.demo.java import prepare_environment
-from statelog.demo.process import processes_of_session
+from statelog.demo.process import kill_session, start_program
 from statelog.runtime.fail_points import VARIABLE
 from statelog.spark import transform_with_state
 
@@ -88,17 +85,11 @@ def run_killed(folder: Path, inline_bytes: int, fail_points: str, delivery: str)
         "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
     }  # fmt: skip
     command = [sys.executable, __file__, str(folder), str(inline_bytes), delivery]
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            return process.wait(180)
-        finally:
-            for pid in processes_of_session(process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
+    process = start_program(command, log=folder / "log", environment=environment)
+    try:
+        return process.wait(180)
+    finally:
+        kill_session(process)
 
 
 def main(folder: str, inline_bytes: str, delivery: str) -> None:

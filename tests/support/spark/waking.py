@@ -17,7 +17,5 @@ class Waking(sparks.StatefulProcessor):
         self.handle.registerTimer(0)
         yield Row(key=repr(key))
 
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         yield Row(key=repr(key))
