@@ -28,9 +28,8 @@ def proxy(s3_server: S3Server):
 @pytest.fixture
 def place(proxy: S3Proxy, s3_bucket: str) -> ObjectStore:
     """A store behind the proxy, at a URL that no test has used."""
-    return open_store(
-        f"s3://{s3_bucket}/job-{os.getpid()}-{next(PLACES)}", storage_options=proxy.server.options
-    )
+    url = f"s3://{s3_bucket}/job-{os.getpid()}-{next(PLACES)}"
+    return open_store(url, storage_options=proxy.server.options)
 
 
 def names(store: ObjectStore) -> list[str]:

@@ -14,7 +14,7 @@ from tests.support.servers.server_process import S3Server
 
 from statelog.changelog.reader import read_changes
 from statelog.checkpoint.verify import VerifiedObject, verify_location
-from statelog.errors import ObjectExistsError, StoreError
+from statelog.errors import ObjectExistsError
 from statelog.model import StateChange
 from statelog.store import ObstoreStore, open_store
 from statelog.store.requests import repeated_requests
@@ -188,17 +188,6 @@ def test_one_bad_read_is_no_damage(fault: Fault, nth: int, proxy: S3Proxy, s3_bu
     assert log == [change for handle in restored.log for change in read_changes(other, handle)]
     assert [] == [found for found in verified(store) if found.problem]
     assert next(count) > nth
-
-
-@pytest.mark.parametrize("fault", DAMAGES, ids=lambda fault: fault.value)
-def test_bad_reads_alone_are_not_called_damage(fault: Fault, proxy: S3Proxy, s3_bucket: str):
-    store = opened(proxy.server, s3_bucket, next(PLACES))
-    committed(store)
-    proxy.faults = lambda exchange: fault if exchange.reads_object else None
-    with pytest.raises(StoreError, match="does not help") as caught:
-        started(open_again(store), "b")
-    assert "transfer" == caught.value.reason
-    assert "checkpoint=" not in str(caught.value)
 
 
 def committed(store: ObstoreStore) -> list[StateChange]:

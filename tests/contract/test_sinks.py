@@ -199,9 +199,8 @@ class TestIceberg(SinkContract):
         self.write(sink, batch(7))
         summaries = [snapshot.summary for snapshot in self.table().metadata.snapshots]
         names = ("statelog.writer", "statelog.batch-id")
-        assert [(WRITER, "0"), (WRITER, "7")] == [
-            tuple(summary[name] for name in names) for summary in summaries
-        ]
+        named = [tuple(summary[name] for name in names) for summary in summaries]
+        assert [(WRITER, "0"), (WRITER, "7")] == named
 
     def test_the_batch_is_known_after_other_snapshots_expired(self, sink: IcebergSink) -> None:
         sink.write(batch(4))

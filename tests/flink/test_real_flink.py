@@ -249,20 +249,11 @@ def test_we_read_what_flink_wrote(seed: int, compress: bool, flink: Flink, tmp_p
     with FsStateChangelogStorage(tmp_path) as storage:
         for (key, expected), each in zip(story.held.items(), written, strict=True):
             sets = read_ours(storage, each.handle)
-            assert (
-                difference(
-                    [each.changes], [[change for change_set in sets for change in change_set]]
-                )
-                == ""
-            )
+            ours = [change for change_set in sets for change in change_set]
+            assert difference([each.changes], [ours]) == ""
             # Which group of a set comes first is Flink's secret, but for metadata.
-            assert (
-                difference(
-                    [in_file_order(one) for one in expected],
-                    [in_file_order(change_set) for change_set in sets],
-                )
-                == ""
-            ), key
+            in_order = [[in_file_order(changes) for changes in side] for side in (expected, sets)]
+            assert difference(*in_order) == "", key
             assert all(metadata_first(change_set) for change_set in sets), key
             mine = upper_half(each.handle)
             theirs = [one for one in each.changes if one.key_group == -1 or one.key_group in mine]

@@ -83,9 +83,7 @@ class SlowStore(ScriptedStore):
         return content
 
 
-def in_threads(
-    count: int, work: Callable[[], object]
-) -> tuple[list[object], list[threading.Thread]]:
+def in_threads(count: int, work: Callable[[], Any]) -> tuple[list[object], list[threading.Thread]]:
     outcomes: list[object] = []
 
     def run() -> None:
@@ -384,13 +382,9 @@ def test_the_cache_keeps_its_bound(seed, tmp_path, monkeypatch):
 
 def nonzero(storage: cl.FsStateChangelogStorage, family: str) -> dict[str, object]:
     """Return the values of a family that are not zero, without the family's name and a "_"."""
-    values = storage.metrics.snapshot()
     start = f"{family}_"
-    return {
-        name.removeprefix(start): values[name]
-        for name in values
-        if name.startswith(start) and values[name]
-    }
+    values = {name: value for name, value in storage.metrics.snapshot().items() if value}
+    return {name.removeprefix(start): values[name] for name in values if name.startswith(start)}
 
 
 def test_hits_misses_evictions_and_faults_of_the_cache(tmp_path):
@@ -398,9 +392,8 @@ def test_hits_misses_evictions_and_faults_of_the_cache(tmp_path):
     with cl.FsStateChangelogStorage(
         ScriptedStore(), options=options, job_id="job", cache_directories=[tmp_path]
     ) as storage:
-        first, second, large = (
-            persisted(storage, value) for value in (b"1" * 2000, b"2" * 2000, b"3" * 9000)
-        )
+        contents = (b"1" * 2000, b"2" * 2000, b"3" * 9000)
+        first, second, large = (persisted(storage, content) for content in contents)
         for _ in range(3):
             list(storage.read(first))
         counts = nonzero(storage, "download_cache")

@@ -342,7 +342,12 @@ def test_a_copy_that_a_truncation_has_dropped_is_not_claimed():
     assert not registry.claim([stored, dropped], 2)
     registry.discard_up_to_checkpoint(2)
     assert (True, False, 1) == (stored in registry, dropped in registry, len(registry))
+    assert registry.claim([stored], 3)
+    registry.discard_up_to_checkpoint(3)
+    registry.abort(3)  # too late: a restore may begin there
     registry.release(stored.path)
+    assert stored in registry
+    registry.discard_up_to_checkpoint(4)
     assert 0 == len(registry)
     registry.close()
 
@@ -397,9 +402,8 @@ class WriterHistory:
             self.confirmed, self.last_good = number, self.open[number]
             for writer, (start, upto, _) in zip(self.writers, self.last_good, strict=True):
                 writer.confirm(start, upto, number)
-            self.open = {
-                checkpoint: parts for checkpoint, parts in self.open.items() if checkpoint > number
-            }
+            for checkpoint in [checkpoint for checkpoint in self.open if checkpoint <= number]:
+                del self.open[checkpoint]
 
     def abort(self) -> None:
         if self.open:
@@ -422,9 +426,8 @@ class WriterHistory:
                 assert result.job_manager_owned is not None
                 expected = [v for n, v in self.appended[index] if start <= n < upto]
                 report = cl.ReadReport()
-                changes = self.storage.read(
-                    result.job_manager_owned, local=result.task_local, report=report
-                )
+                handle, local = result.job_manager_owned, result.task_local
+                changes = self.storage.read(handle, local=local, report=report)
                 assert expected == values_of(changes)
                 assert (0, []) == (report.remote_files, report.set_aside)
 

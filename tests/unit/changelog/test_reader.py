@@ -9,8 +9,7 @@ from tests.support.stores.round_trips import RoundTrips
 
 from statelog.changelog import reader
 from statelog.changelog.reader import read_change_batches, read_changes, read_logs
-from statelog.errors import ObjectNotFoundError
-from statelog.model import FileStateHandle, KeyGroupRange
+from statelog.model import KeyGroupRange
 from statelog.store import CachedStore
 from statelog.testing.faulty_store import FaultyStore
 
@@ -67,16 +66,6 @@ def test_handles_of_one_file_share_its_request(monkeypatch):
     for batches in read_logs(cached, parts):
         list(batches)
     assert len(store.requests) == 2
-
-
-def test_a_missing_file_is_reported():
-    store = Far()
-    logs = [log_in_file(store, ALL, [[(1, b"x")]], number) for number in range(3)]
-    missing = logs[1].handles_and_offsets[0].handle
-    assert isinstance(missing, FileStateHandle)
-    del store.objects[missing.path]
-    with pytest.raises(ObjectNotFoundError, match=missing.path):
-        list(read_logs(store, [(log, ALL) for log in logs]))
 
 
 def test_a_set_at_an_offset_after_the_end_of_its_framed_file_is_read():

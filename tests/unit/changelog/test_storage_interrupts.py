@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.changelogs import ALL, handle_of, values_of
+from tests.support.changelogs import ALL, HeldScheduler, handle_of, values_of
 
 import statelog as sl
 from statelog import changelog as cl
@@ -175,14 +175,7 @@ def test_an_interrupt_fails_the_open_persists_of_all_writers_and_keeps_what_is_d
 
 
 def test_an_interrupt_of_a_wait_for_a_result_ends_the_wait_alone():
-    class Waits:
-        def upload(self, task: cl.UploadTask) -> None:
-            self.task = task
-
-        def close(self) -> None:
-            pass
-
-    scheduler = Waits()
+    scheduler = HeldScheduler()
     with cl.FsStateChangelogStorage("memory://wait", scheduler=scheduler) as storage:
         writer = storage.create_writer("operator", ALL)
         writer.append(1, b"value")
@@ -191,7 +184,7 @@ def test_an_interrupt_of_a_wait_for_a_result_ends_the_wait_alone():
             future.result()
         assert not future.done()
         writer.append(1, b"another")
-        scheduler.task.fail(OSError("full"))
+        scheduler.tasks[0].fail(OSError("full"))
         assert isinstance(future.exception(WAIT_S), cl.UploadFailedError)
 
 

@@ -133,9 +133,8 @@ def test_an_upload_with_too_many_sets_for_a_file_takes_several():
         writer.truncate(per_file[0] - 1)
         assert 3 == len(storage.registry)
         writer.truncate(per_file[0])
-        assert [None, FileOwner.OFFERED, FileOwner.OFFERED] == [
-            storage.registry.owner(file) for file in files
-        ]
+        owners = [storage.registry.owner(file) for file in files]
+        assert [None, FileOwner.OFFERED, FileOwner.OFFERED] == owners
         end = writer.next_sequence_number()
         writer.confirm(per_file[0], end, 1)
         writer.truncate(end)

@@ -58,18 +58,6 @@ def eventually(storage: cl.FsStateChangelogStorage, name: str, expected: float) 
     wait_until(lambda: storage.metrics.snapshot()[name] == expected, f"{name} is not {expected}")
 
 
-def test_a_late_file_after_a_time_out_is_discarded():
-    store = GatedStore()
-    options = cl.ChangelogOptions(upload_timeout=dt.timedelta(milliseconds=20))
-    with cl.FsStateChangelogStorage(store, options=options) as storage:
-        persisted(storage, b"12345")
-        eventually(storage, "number_of_upload_timeouts", 1)
-        store.gate.set()
-        eventually(storage, "number_of_discarded_uploads", 1)
-        assert 0 == storage.metrics.snapshot()["number_of_upload_failures"]
-        assert 2 == storage.metrics.snapshot()["number_of_upload_requests"]
-
-
 def test_waiting_uploads_have_an_age():
     store = GatedStore()
     options = cl.ChangelogOptions(

@@ -152,9 +152,8 @@ def test_a_callback_that_raises_stops_no_other_callback(error):
 
     for _ in range(10):  # more than there are threads of any kind
         scheduler.upload(cl.UploadTask([cl.StateChangeSet.of(0, 0, [])], raises, raises))
-        scheduler.upload(
-            cl.UploadTask([cl.StateChangeSet.of(1, 0, [])], lambda _: ended.release(), raises)
-        )
+        other = cl.StateChangeSet.of(1, 0, [])
+        scheduler.upload(cl.UploadTask([other], lambda _: ended.release(), raises))
     for number in range(10):
         assert ended.acquire(timeout=WAIT_S), f"only {number} callbacks"
     scheduler._runtime.close(1.0)

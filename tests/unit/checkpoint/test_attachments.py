@@ -137,9 +137,8 @@ def test_items_are_dropped_by_age_also_out_of_an_object_that_grows():
     job = Job()
     for at_ms in range(0, 300, 30):
         job.run(sent(f"w{at_ms}"), at_ms=at_ms)
-        assert [
-            f"w{time_ms}" for time_ms in range(0, at_ms + 1, 30) if time_ms > at_ms - AGE_MS
-        ] == (job.words())
+        young = [time_ms for time_ms in range(0, at_ms + 1, 30) if time_ms > at_ms - AGE_MS]
+        assert [f"w{time_ms}" for time_ms in young] == job.words()
     job.run(at_ms=270 + AGE_MS)
     assert () == job.named
 
@@ -209,9 +208,8 @@ def test_the_newest_of_each_name_is_in_force():
         )  # fmt: skip
 
     versions = [version("b", 4), version("a", 2), version("a", 3), version("a", 7)]
-    assert {"a": "a-7", "b": "b-4"} == {
-        name: entry.path for name, entry in in_force(versions).items()
-    }
+    newest = in_force(versions).items()
+    assert {"a": "a-7", "b": "b-4"} == {name: entry.path for name, entry in newest}
     assert ["a-3"] == [entry.path for entry in in_force(versions, 3).values()]
 
 

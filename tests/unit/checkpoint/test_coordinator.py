@@ -21,6 +21,7 @@ from tests.support.stores.dict_store import DictStore
 
 import statelog as sl
 from statelog.checkpoint.coordinator import CheckpointCoordinator, CheckpointRecorder
+from statelog.checkpoint.verify import verify_location
 from statelog.errors import (
     CheckpointError,
     FencedError,
@@ -91,6 +92,7 @@ def test_a_snapshot_ends_the_log_and_frees_its_objects(store):
     done = run_checkpoint(owner, 4, [TaskStateSnapshot(ALL, log, snapshot)])
     assert ids_in(done.log) == [4]
     assert done.materialized == (snapshot,)
+    assert not [item for item in verify_location(store) if item.problem], "of another program"
     report = owner.clean_up()
     assert sorted(report.deleted) == [f"chk-{i}/_metadata" for i in range(1, 4)]
     assert sorted(info.path for info in store.list() if info.path != "chk-0/_metadata") == [

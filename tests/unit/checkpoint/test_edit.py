@@ -37,10 +37,8 @@ def store(tmp_path: Path) -> ObjectStore:
 
 
 def lines(store: ObjectStore) -> list[tuple[str, str]]:
-    return [
-        (line.begin.operation if line.begin else "", line.outcome)
-        for line in read_audit_log(store).lines
-    ]
+    read = read_audit_log(store).lines
+    return [(line.begin.operation if line.begin else "", line.outcome) for line in read]
 
 
 def test_a_commit_keeps_the_record_but_for_what_is_replaced(store):

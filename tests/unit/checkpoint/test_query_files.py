@@ -49,9 +49,8 @@ def test_an_entry_that_a_power_failure_cut_short_is_damaged(length):
     whole = offsets(json.dumps({"a": LONG}))
     files = Files(offsets__3=whole[:length])
     files.contents["offsets/.3.crc"] = checksums(whole)
-    with pytest.raises(
-        CheckpointError, match=r"offset log of file:/q is damaged: .*log rewind file:/q"
-    ) as raised:
+    match = r"offset log of file:/q is damaged: .*log rewind file:/q"
+    with pytest.raises(CheckpointError, match=match) as raised:
         newest_offsets(files)
     assert "damaged" == raised.value.reason
     files.contents["offsets/3"] = whole
@@ -74,9 +73,7 @@ def test_the_id_of_a_query_is_read_or_the_file_is_named():
     assert "" == recorded_query_id(Files())
     assert "one" == recorded_query_id(Files(metadata=b'{"id":"one","later":1}'))
     for torn in (b"", b'{"id":', b"{}"):
-        with pytest.raises(
-            CheckpointError, match=r"file:/q/metadata does not contain a query id"
-        ) as raised:
+        with pytest.raises(CheckpointError, match="file:/q/metadata does not contain") as raised:
             recorded_query_id(Files(metadata=torn))
         assert "damaged" == raised.value.reason
 

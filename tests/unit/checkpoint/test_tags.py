@@ -84,7 +84,7 @@ def test_a_tag_after_the_commit_that_subsumed_it_is_refused(store):
 
 def test_names_are_unique_and_plain(store):
     small_checkpoint(started(store), 1)
-    tag(store, 1)
+    assert tag(store, 1) == find_tag(store, "t", TagKind.TAG)
     with pytest.raises(UsageError, match="already"):
         tag(store, 1)
     tag(store, 1, kind=TagKind.FORK)
@@ -197,10 +197,8 @@ def test_a_position_keeps_what_was_not_read_within_its_bound():
 def test_a_time_means_the_newest_checkpoint_before_it():
     history = History("times", FaultyStore(), retained=3)
     history.run(5)
-    created_ms = {
-        number: read_checkpoint(history.store, number).checkpoint.created_at_ms
-        for number in (3, 4, 5)
-    }
+    entries = [read_checkpoint(history.store, number).checkpoint for number in (3, 4, 5)]
+    created_ms = {entry.checkpoint_id: entry.created_at_ms for entry in entries}
     assert len(set(created_ms.values())) == 3
     for number, milliseconds in created_ms.items():
         time = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=milliseconds)

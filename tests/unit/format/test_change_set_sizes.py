@@ -77,9 +77,8 @@ def with_left_over(sets: int, *, compress: bool) -> tuple[bytes, list[HandleAndO
     for _ in range(sets):
         encoded = encode_change_set([SETS["lengths differ"]])
         buffers = (*encoded.buffers, LEFT_OVER)
-        longer = EncodedChangeSet(
-            buffers, encoded.size_bytes + len(LEFT_OVER), checksum(buffers), encoded.groups
-        )
+        size = encoded.size_bytes + len(LEFT_OVER)
+        longer = EncodedChangeSet(buffers, size, checksum(buffers), encoded.groups)
         at = writer.add_encoded(longer)
         entries.append(HandleAndOffset(handle, at.offset, at.size_bytes, at.crc32c))
     data = b"".join(bytes(piece) for piece in writer.finish())

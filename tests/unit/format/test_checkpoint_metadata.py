@@ -111,10 +111,8 @@ def test_the_file_is_a_changelog_file(compress):
     assert segment.trailer.sections[OUTPUT_TAG] == b"rows"
     assert segment.trailer.sections[b"MORE"] == b""
     assert decode_record(segment.trailer.sections[CHECKPOINT_TAG]) == written.checkpoint
-    assert [[g.key_group for g in change_set.groups] for change_set in segment.trailer.sets] == [
-        [-1, 1],
-        [2],
-    ]
+    groups = [change_set.groups for change_set in segment.trailer.sets]
+    assert [[-1, 1], [2]] == [[group.key_group for group in of_set] for of_set in groups]
     [handle] = written.checkpoint.log
     assert {entry.handle.path for entry in handle.handles_and_offsets} == {"chk-41/_metadata"}
     assert handle.state_handle_id == log[0].state_handle_id
@@ -163,9 +161,8 @@ def test_damaged_inline_bytes_are_never_committed():
     data = bytearray(entry.handle.data)
     data[17] ^= 1
     inline = ByteStreamStateHandle("i", bytes(data[: 1 + entry.size_bytes]))
-    log = ChangelogStateHandle(
-        ALL, (HandleAndOffset(inline, 0, entry.size_bytes, entry.crc32c),), 3, 3, "h", 40
-    )
+    entry = HandleAndOffset(inline, 0, entry.size_bytes, entry.crc32c)
+    log = ChangelogStateHandle(ALL, (entry,), 3, 3, "h", 40)
     with pytest.raises(CorruptionError, match="checksum does not match the acknowledgement"):
         file_of(record_of([log]))
 

@@ -106,11 +106,8 @@ def read_keyed(state: KeyedState, part: KeyGroupRange) -> Texts:
         for group in part
     }
     state.prepare(keys)
-    return {
-        key[0]: state.groups[group].tables[0][key][0]
-        for group, members in keys.items()
-        for key in members
-    }
+    pairs = [(group, key) for group, members in keys.items() for key in members]
+    return {key[0]: state.groups[group].tables[0][key][0] for group, key in pairs}
 
 
 def read_slots(state: SlotState, part: KeyGroupRange) -> Texts:

@@ -176,9 +176,8 @@ def test_nullability_is_no_part_of_a_key(at, stored):
     schemas = []
     for nullable in (stored, not stored):
         kind = inside(nullable)[at]
-        seen = replace(
-            SEEN, user_key_schema=pa.schema([("id", kind)]), value_schema=pa.schema([("v", kind)])
-        )
+        user_key, value = pa.schema([("id", kind)]), pa.schema([("v", kind)])
+        seen = replace(SEEN, user_key_schema=user_key, value_schema=value)
         schemas.append(OperatorStateSchema("op", pa.schema([("k", kind)]), (seen,)))
     evolved = evolve(schemas[0], schemas[1], now_ms=NOW)
     assert schemas[1].key_schema == evolved.key_schema
@@ -206,9 +205,7 @@ def test_columns_of_a_key_do_not_change_places(names):
         evolve(stored, declared, now_ms=NOW)
     stored = of(TOTAL, replace(SEEN, user_key_schema=before))
     declared = of(TOTAL, replace(SEEN, user_key_schema=after))
-    with pytest.raises(
-        CheckpointError, match=r"map key of state 'seen' is .* a different position"
-    ):
+    with pytest.raises(CheckpointError, match=r"map key of state 'seen' is .* different position"):
         evolve(stored, declared, now_ms=NOW)
 
 

@@ -118,11 +118,9 @@ def test_delays_double_up_to_a_bound():
 
 
 def test_jitter_is_half_of_a_delay():
-    delays = [
-        POLICY.delay_s(Failure.TRANSIENT, 3, 0.0, worked=True, jitter=jitter)
-        for jitter in (0.0, 0.5, 1.0)
-    ]
-    assert pytest.approx([0.2, 0.3, 0.4]) == delays
+    for jitter, expected in ((0.0, 0.2), (0.5, 0.3), (1.0, 0.4)):
+        delay_s = POLICY.delay_s(Failure.TRANSIENT, 3, 0.0, worked=True, jitter=jitter)
+        assert pytest.approx(expected) == delay_s
 
 
 def test_attempts_and_time_are_bounded():

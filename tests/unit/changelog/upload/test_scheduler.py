@@ -159,9 +159,8 @@ def test_a_task_ends_once_and_counts_all_its_sets():
 def test_the_direct_scheduler_starts_no_thread_and_fails_the_task():
     store = ScriptedStore()
     before = threading.active_count()
-    scheduler = cl.DirectStateChangeUploadScheduler(
-        cl.StateChangeFsUploader(store, paths=PATHS, ids=RandomIds())
-    )
+    uploader = cl.StateChangeFsUploader(store, paths=PATHS, ids=RandomIds())
+    scheduler = cl.DirectStateChangeUploadScheduler(uploader)
     with cl.FsStateChangelogStorage(store, job_id="", scheduler=scheduler) as storage:
         writer = appended(storage, b"value")
         store.put_errors = [OSError("no")]

@@ -242,9 +242,7 @@ def restored(codec: OperatorCodec, data: bytes) -> KeyGroupState:
     return group
 
 
-def all_ways(
-    codec: OperatorCodec, log: list[Any], snapshots: list[tuple[int, bytes]]
-) -> Iterator[KeyGroupState]:
+def all_ways(codec: OperatorCodec, log: list[Any], snapshots: Any) -> Iterator[KeyGroupState]:
     """Yield the state that comes back from the whole log, and from each snapshot and its log."""
     yield replayed(codec, KeyGroupState(codec.kinds), log)
     for position, snapshot in snapshots:

@@ -233,9 +233,8 @@ def test_a_column_has_a_row_for_each_entry(kind, ttl, data):
     fields = kind.rules.row_fields(codec)
     assert [field.type for field in fields] == [column.type for column in columns]
     values = [column.to_pylist() for column in columns]
-    assert [row for row in expected if row[0] >= start] == list(
-        zip((rows + start).tolist(), *values, strict=True)
-    )
+    found = zip((rows + start).tolist(), *values, strict=True)
+    assert [row for row in expected if row[0] >= start] == list(found)
 
 
 def flat_entries(kind: StateKind, ttl: bool, cell: Any) -> Any:
