@@ -70,6 +70,9 @@ CALLS: list[tuple[Callable[[], object], str]] = [
     (lambda: batching(fixed_delay="no"), "fixed_delay .*True or False"),
     (lambda: batching(backpressure_timeout_s=NAN), "backpressure_timeout_s .*finite"),
     (lambda: batching(policy="fixed"), "policy .*RetryPolicy"),
+    (lambda: cl.TaskMailbox().run(print, "1 s"), "timeout_s must be a finite number of seconds"),
+    (lambda: cl.TaskMailbox().run(print, -1), "timeout_s must be .* at least 0"),
+    (lambda: cl.TaskMailbox().run(5), "until must be a function without arguments, or a Future"),
     (lambda: cl.SequenceNumber("1"), "sequence number .*whole number"),
     (lambda: cl.SequenceNumber(-1), "sequence number .*outside|from 0"),
     (lambda: cl.LocalRecoveryConfig(("a",), backup="no"), "backup .*True or False"),
@@ -102,11 +105,8 @@ def test_a_job_id_that_is_no_single_folder_is_refused(job_id: Any, tmp_path: Pat
 
 def test_numpy_numbers_and_paths_are_accepted(tmp_path: Path) -> None:
     options = cl.ChangelogOptions(upload_max_attempts=np.int64(2), base_path=tmp_path)
-    assert (2, int, str(tmp_path)) == (
-        options.upload_max_attempts,
-        type(options.upload_max_attempts),
-        options.base_path,
-    )
+    attempts = options.upload_max_attempts
+    assert (2, int, str(tmp_path)) == (attempts, type(attempts), options.base_path)
     assert ("a", "b") == LocalRecoveryOptions(directories=["a", "b"]).directories
     assert cl.SequenceNumber(np.int64(3)) == cl.SequenceNumber(3)
 

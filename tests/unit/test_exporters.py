@@ -40,12 +40,11 @@ def test_prometheus_gets_every_metric_in_base_units() -> None:
         "statelog_last_duration_of_materialization_seconds": -1,
     }
     assert expected == {name: registry.get_sample_value(name, job) for name in expected}
-    latency = registry.get_sample_value(
-        "statelog_upload_latencies_seconds", {**job, "quantile": "0.5"}
-    )
+    quantile = {**job, "quantile": "0.5"}
+    latency = registry.get_sample_value("statelog_upload_latencies_seconds", quantile)
     assert 0.6 == pytest.approx(latency)
     empty = "statelog_persist_durations_seconds"
-    assert registry.get_sample_value(empty, {**job, "quantile": "0.5"}) is None
+    assert registry.get_sample_value(empty, quantile) is None
     text = prometheus_client.generate_latest(registry).decode()
     assert "# TYPE statelog_upload_latencies_seconds summary" in text
     assert METRICS["upload_queue_size"].description in text
@@ -103,9 +102,8 @@ def test_opentelemetry_gets_every_metric_in_base_units() -> None:
     assert [(7, job)] == found["statelog.upload_queue_size"]
     assert [(1100, job)] == found["statelog.upload_latencies.count"]
     assert [(512, job)] == found["statelog.upload_sizes.sum"]
-    quantiles = {
-        str(extra["quantile"]): value for value, extra in found["statelog.upload_latencies"]
-    }
+    latencies = found["statelog.upload_latencies"]
+    quantiles = {str(labels["quantile"]): value for value, labels in latencies}
     assert {"0.5", "0.9", "0.99", "1.0"} == set(quantiles)
     assert 1.099 == pytest.approx(quantiles["1.0"])
     assert not found.get("statelog.upload_queue_age")  # nobody tells this gauge

@@ -39,13 +39,9 @@ MS = 1_000_000
 
 def completed(plan: WriteMetadata) -> CompletedCheckpoint:
     return record_of(
-        plan.log,
-        plan.materialized,
-        checkpoint_id=plan.checkpoint_id,
-        parent_id=plan.parent_id,
-        max_parallelism=8,
-        retained=plan.retained,
-    )
+        plan.log, plan.materialized, checkpoint_id=plan.checkpoint_id, parent_id=plan.parent_id,
+        max_parallelism=8, retained=plan.retained,
+    )  # fmt: skip
 
 
 def commit(ledger: CheckpointLedger, checkpoint_id: int) -> CompletedCheckpoint:

@@ -37,28 +37,24 @@ class Job:
     def checkpoint(self) -> CompletedCheckpoint | None:
         if not self.number:
             return None
-        return record_of(
-            self.log, self.snapshots, checkpoint_id=self.number, max_parallelism=GROUPS
-        )
+        numbers = {"checkpoint_id": self.number, "max_parallelism": GROUPS}
+        return record_of(self.log, self.snapshots, **numbers)
 
     def batch(self, log_bytes: int, tasks: int) -> int:
         """Run a micro-batch and return the bytes of its snapshots."""
-        chosen = choose_key_groups(
-            self.policy, LogDistances.of(self.checkpoint(), GROUPS), self.sizes
-        )
+        distances = LogDistances.of(self.checkpoint(), GROUPS)
+        chosen = choose_key_groups(self.policy, distances, self.sizes)
         self.number += 1
         written = []
         for index, part in enumerate(split_key_groups(GROUPS, tasks)):
             size = log_bytes // tasks
-            handle = ChangelogStateHandle(
-                part, (), size, size, f"{self.number}-{index}", self.number
-            )
-            self.log += (handle,)
+            name = f"{self.number}-{index}"
+            self.log += (ChangelogStateHandle(part, (), size, size, name, self.number),)
             for wanted in chosen:
                 overlap = part.intersection(wanted)
                 if len(overlap):
                     size = int(self.sizes[overlap.start : overlap.end + 1].sum())
-                    file = FileStateHandle(f"s/{self.number}-{index}-{overlap.start}", size)
+                    file = FileStateHandle(f"s/{name}-{overlap.start}", size)
                     written.append(MaterializedHandle(overlap, self.number, file))
         if written:
             self.snapshots = live_snapshots((*self.snapshots, *written), GROUPS)

@@ -38,14 +38,12 @@ class Files:
 
 
 def entry(*batches: int, files: int = 1, timestamp: int = 5) -> str:
-    lines = [
-        json.dumps(
-            {"path": f"file:///in/{batch}-{index}", "timestamp": timestamp, "batchId": batch}
-        )
-        for batch in batches
-        for index in range(files)
-    ]
-    return "\n".join(["v1", *lines])
+    lines = ["v1"]
+    for batch in batches:
+        for index in range(files):
+            path = f"file:///in/{batch}-{index}"
+            lines.append(json.dumps({"path": path, "timestamp": timestamp, "batchId": batch}))
+    return "\n".join(lines)
 
 
 def test_only_the_offset_of_a_file_source_names_an_entry_of_a_log():

@@ -60,31 +60,6 @@ def test_each_field_has_an_option():
     assert len(OPTIONS) == len({variable_of(spec.key) for spec in OPTIONS})
 
 
-def test_flinks_keys_reach_every_section():
-    options = load(
-        {
-            "state.changelog.dstl.dfs.upload.timeout": "2 s",
-            "dstl.dfs.upload.num-threads": 7,
-            "execution.checkpointing.num-retained": "5",
-            "state.backend.fs.memory-threshold": "64 kb",
-            "execution.state-recovery.from-local": "true",
-            "execution.checkpointing.local-backup.dirs": "a, b",
-            "state.changelog.enabled": "true",
-            "state.backend.changelog.storage": "filesystem",
-            "state.changelog.periodic-materialize.interval": "10 min",
-        }
-    )
-    assert dt.timedelta(seconds=2) == options.changelog.upload_timeout
-    assert 7 == options.changelog.upload_num_threads
-    assert 5 == options.checkpoint.retained
-    assert 64 << 10 == options.stream.data_inline_threshold_bytes
-    assert (True, True, ("a", "b")) == (
-        options.local_recovery.recovery,
-        options.local_recovery.backup,
-        options.local_recovery.directories,
-    )
-
-
 def test_a_yaml_file_may_be_nested_or_flat(tmp_path):
     file = tmp_path / "statelog.yaml"
     nested = (

@@ -33,9 +33,8 @@ def read(format_name: str, kind: pa.DataType, stored: pa.DataType, values: list[
         else FrameInput(layout, codec, PandasSettings.defaults(getattr(kind, "tz", None) or "UTC"))
     )
     groups = pa.array([3] * len(values), pa.int32())
-    keyed_input.read(
-        [pa.RecordBatch.from_arrays([groups, pa.array(values, kind)], ["group", "key"])]
-    )
+    columns = [groups, pa.array(values, kind)]
+    keyed_input.read([pa.RecordBatch.from_arrays(columns, ["group", "key"])])
     return keyed_input
 
 
@@ -53,13 +52,12 @@ def test_each_moment_is_the_key_of_the_log(format_name: str, zone: str, is_neste
     entries = [(key, shown, list(rows)) for key, shown, rows in keyed_input.keys(3)]
     from_log = KeyCodec(pa.schema([("key", stored)])).decode([pa.array(values, stored)])
     assert from_log[: len(moments)] == [key for key, _, _ in entries]
-    assert [2] * len(moments) == [
-        sum(map(len, rows)) if format_name == "pandas" else len(rows) for _, _, rows in entries
-    ]
+    if format_name == "pandas":
+        assert {2} == {sum(map(len, frames)) for _, _, frames in entries}
+        return
+    assert {2} == {len(rows) for _, _, rows in entries}
     if not is_nested:  # the processor gets it in the session's time zone
-        assert {zone} == {
-            str(shown[0].tzinfo) for _, shown, _ in entries
-        } or format_name == "pandas"
+        assert {zone} == {str(shown[0].tzinfo) for _, shown, _ in entries}
 
 
 @pytest.mark.parametrize("format_name", ["rows", "pandas"])
@@ -74,12 +72,11 @@ def test_processors_get_zero_for_both_zeros(
         values = [{"start": None, "part": value} for value in values]
     keyed_input = read(format_name, kind, kind, values)
     entries = [(repr(key), repr(shown)) for key, shown, _ in keyed_input.keys(3)]
-    shown = [
-        repr(({"start": None, "part": number},) if is_nested else (number,))
-        for number in (0.0, 1.5)
-    ]
-    of_state = [repr(((None, number),) if is_nested else (number,)) for number in (0.0, 1.5)]
-    assert list(zip(of_state, shown, strict=True)) == entries
+    expected = []
+    for number in (0.0, 1.5):
+        shown = ({"start": None, "part": number},) if is_nested else (number,)
+        expected.append((repr(((None, number),) if is_nested else (number,)), repr(shown)))
+    assert expected == entries
 
 
 @pytest.mark.parametrize("is_distinct", [False, True])

@@ -117,20 +117,11 @@ def test_frames_are_those_that_pyspark_builds(extension: bool, max_records: int)
 
 
 KEYS = st.one_of(st.none(), st.sampled_from([0.0, -0.0, float("nan"), 1.5]))
+TEXTS = st.one_of(st.none(), st.sampled_from(["", "a", "b"]))
+LISTS = st.lists(st.integers(0, 1), max_size=2)
 
 
-@given(
-    st.lists(
-        st.tuples(
-            KEYS,
-            st.one_of(st.none(), st.sampled_from(["", "a", "b"])),
-            st.lists(st.integers(0, 1), max_size=2),
-            st.integers(0, 3),
-        ),
-        min_size=1,
-        max_size=40,
-    )
-)
+@given(st.lists(st.tuples(KEYS, TEXTS, LISTS, st.integers(0, 3)), min_size=1, max_size=40))
 def test_keys_are_grouped_as_in_the_row_flavour(rows: list[tuple[Any, ...]]) -> None:
     names = ["__key_group", "f", "s", "l", "n"]
     types = [pa.int32(), pa.float64(), pa.string(), pa.list_(pa.int64()), pa.int64()]
@@ -222,12 +213,8 @@ def output(settings: PandasSettings = SETTINGS, schema: StructType = OUTPUT) -> 
 
 
 def one_by_one(frames: list[pd.DataFrame], schema: StructType = OUTPUT) -> pa.Table:
-    batches = [
-        to_arrow()(
-            frame, schema, timezone=ZONE, safecheck=True, arrow_cast=True, assign_cols_by_name=True
-        )
-        for frame in frames
-    ]
+    options = {"timezone": ZONE, "safecheck": True, "arrow_cast": True, "assign_cols_by_name": True}
+    batches = [to_arrow()(frame, schema, **options) for frame in frames]
     return pa.Table.from_batches(batches).cast(arrow_schema(schema))
 
 
@@ -241,9 +228,8 @@ def test_output_is_what_pyspark_converts_frame_by_frame() -> None:
     frames[8] = frames[8].iloc[:0]
     frames.append(pd.DataFrame())
     # Columns without names are taken by position: those of the output, in its order, are numbered.
-    frames.append(
-        frame_of(3).set_axis(range(7), axis=1)[[1, 3, 0, 4, 5, 6]].set_axis(range(6), axis=1)
-    )
+    numbered = frame_of(3).set_axis(range(7), axis=1)[[1, 3, 0, 4, 5, 6]]
+    frames.append(numbered.set_axis(range(6), axis=1))
     expected = one_by_one(frames)
     ours = output()
     ours.extend(iter(frames))

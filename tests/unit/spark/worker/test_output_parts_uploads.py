@@ -34,32 +34,6 @@ from statelog.store import open_location, requests
 pytestmark = pytest.mark.campaign
 
 
-class Faults:
-    """A store that calls `on_put` before each put."""
-
-    def __init__(self, store: Any, on_put: Callable[[str], None]) -> None:
-        self._store, self._on_put = store, on_put
-
-    def put(self, path: str, data: Any) -> None:
-        self._on_put(path)
-        self._store.put(path, data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
-@pytest.fixture
-def puts(monkeypatch: pytest.MonkeyPatch) -> "Iterator[Puts]":
-    puts = Puts()
-
-    def opened(location: str, **options: Any) -> Any:
-        return Faults(open_location(location, **options), puts)
-
-    monkeypatch.setattr(kept_states, "open_location", opened)
-    yield puts
-    puts.gate.set()
-
-
 class Puts:
     """Fails the first *failures* puts of each folder, and counts all; `gate` is opened at the end."""
 
@@ -76,6 +50,25 @@ class Puts:
             self.hook(folder)
         if self.seen[folder] <= self.failures:
             raise StoreError(f"connection reset while {path} was written", path=path)
+
+    def opened(self, location: str, **options: Any) -> Any:
+        store: Any = open_location(location, **options)
+        put = store.put
+
+        def noted(path: str, data: Any) -> None:
+            self(path)
+            put(path, data)
+
+        store.put = noted
+        return store
+
+
+@pytest.fixture
+def puts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Puts]:
+    puts = Puts()
+    monkeypatch.setattr(kept_states, "open_location", puts.opened)
+    yield puts
+    puts.gate.set()
 
 
 def query(
@@ -149,6 +142,14 @@ def test_repeated_requests_are_counted_as_the_other_figures(
     job.run(numbers(500, 50))
     job.run(numbers(500, 50))
     assert [figures_of([[ack]]).repeated_requests for ack in job.acks] == [0, 3, 0]
+
+
+def test_the_number_of_attempts_is_an_option(tmp_path: Path, puts: Puts) -> None:
+    puts.failures = 1
+    job = query(tmp_path, options={"upload_max_attempts": 1})
+    with pytest.raises(UploadFailedError, match=r"connection reset.*Spark runs the task again"):
+        job.run(numbers(500, 50))
+    assert puts.seen["dstl"] == 1
 
 
 class Failing(Counting):
