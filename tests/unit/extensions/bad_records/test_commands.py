@@ -7,9 +7,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-pytest.importorskip("pyspark")
-
 from tests.support.jobs.recorded_job import RecordedJob
 from tests.support.jobs.recorded_processors import steps_job
 

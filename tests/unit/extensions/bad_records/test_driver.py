@@ -4,8 +4,6 @@ import logging
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from statelog.checkpoint.attachments import Addition
 from statelog.errors import InvalidOptionsError
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, FailedPart

@@ -1,10 +1,9 @@
 """
 What a part of the input did is dropped where one of its keys fails, and its other keys run again.
 
-There are many keys here, so that they run again in several groups; `test_worker` has few.
+There are many keys here; the model of `side_outputs.test_worker` has few.
 """
 
-import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,32 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-from tests.support.jobs.emitting_processors import (
-    Emits,
-    EmitsFrames,
-    EmitsModel,
-    EmitsModelOfFrames,
-    in_batches,
-)
 from tests.support.jobs.poisoned_keys import (
     LETTERS,
-    POISON,
-    SAFE,
     SKIP,
-    failed_in,
-    fresh,
-    letters_of,
     output_of,
-    state_of,
 )
-from tests.support.jobs.recorded_job import RecordedJob, steps_recorded_by
-from tests.support.jobs.recorded_processors import OUTPUT, steps_job
+from tests.support.jobs.recorded_job import RecordedJob
+from tests.support.jobs.recorded_processors import OUTPUT
 
 from statelog.extensions.bad_records.dead_letters import failures_of
-from statelog.extensions.testing.replay import replay
 from statelog.model.handles import FileStateHandle
 from statelog.runtime.clock import RandomIds
-from statelog.spark.query.record import Record
 from statelog.spark.rows.spark_row import RowOutput
 from statelog.spark.rows.types import from_ipc
 from statelog.spark.worker import output_parts
@@ -52,64 +36,6 @@ from statelog.spark.worker.spill_file import SpillFile
 pytestmark = pytest.mark.job
 
 MANY = [f"key {number}" for number in range(150)]
-
-
-def forgetful(kind: type) -> type:
-    """Return a processor whose `init` deletes a variable of all keys and asks for it again."""
-
-    class Forgetful(kind):  # type: ignore[misc, valid-type]
-        def init(self, handle: Any) -> None:
-            handle.deleteIfExists("total")
-            super().init(handle)
-
-    return Forgetful
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(
-    "in_pandas",
-    [False, pytest.param(True, marks=pytest.mark.slow)],  # frames take minutes
-)
-@settings(max_examples=5, deadline=None)
-@given(
-    seed=st.integers(0, 1 << 30),
-    share=st.sampled_from([0.002, 0.03, 0.3]),
-    input_bytes=st.sampled_from([1 << 30, 60_000]),
-    forgets=st.booleans(),
-    rate=st.sampled_from([0.0, 0.3]),
-)
-def test_a_job_of_many_keys_is_the_job_without_those_that_fail(
-    seed: int, share: float, input_bytes: int, forgets: bool, rate: float, in_pandas: bool,
-    tmp_path_factory: Any,
-) -> None:  # fmt: skip
-    rng = random.Random(seed)
-    folder = tmp_path_factory.getbasetemp() / f"many-{in_pandas}"
-    kinds = (EmitsFrames, EmitsModelOfFrames) if in_pandas else (Emits, EmitsModel)
-    kinds = tuple(map(forgetful, kinds)) if forgets else kinds  # type: ignore[assignment]
-    options = {"pandas": in_pandas, "input_bytes": input_bytes}
-    record = Record(share=rate) if rate else None
-    job = steps_job(fresh(folder / "job"), kinds[0](), record, errors=LETTERS, **options)  # type: ignore[abstract]
-    clean = steps_job(fresh(folder / "clean"), kinds[1](), **options)  # type: ignore[abstract]
-
-    def drawn_row() -> tuple[str, str, int]:
-        operations = POISON if rng.random() < share else SAFE
-        return rng.choice(MANY), rng.choice(operations), rng.randrange(10)
-
-    now = 1000
-    for _ in range(2):
-        now += rng.randrange(1, 500)
-        rows = [drawn_row() for _ in range(400)]
-        failed = failed_in(rows)
-        acks = job.run(rows, now)
-        expected = clean.run([row for row in rows if row[0] not in failed], now)
-        assert output_of(clean, expected) == output_of(job, acks)
-        assert state_of(clean) == state_of(job)
-        for name in ("operations", "timers"):
-            assert in_batches(clean.location, name) == in_batches(job.location, name)
-        assert failed <= {letter["key"][2:-2] for letter in letters_of(job)}
-    for key in sorted({step.key for step in steps_recorded_by(job)})[:10]:
-        for step in replay(job.location, key, processor=kinds[0]()):  # type: ignore[abstract]
-            assert () == step.differences, step.recorded.failure
 
 
 class Counts(StatefulProcessor):

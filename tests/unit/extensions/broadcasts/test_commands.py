@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-
-pytest.importorskip("pyspark")
-
 from tests.support.jobs.rated_job import ROWS, RatedJob
 
 

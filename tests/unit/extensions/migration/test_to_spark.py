@@ -256,13 +256,6 @@ def two_keys(**cells: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def test_timers_alone_are_state_too() -> None:
-    timers = StateDescriptor(TIMERS_NAME, StateKind.TIMER, pa.schema([]))
-    operator = OperatorStateSchema("op", DAY, (timers,))
-    (row,) = KeyRows(operator, 7).of(two_keys(**{TIMERS_NAME: [[5], None]})).to_pylist()
-    assert (row[STATE_COLUMN], row[TIMERS_COLUMN], row[CHECKPOINT_COLUMN]) == (None, [5], 7)
-
-
 def test_marks_of_frozen_keys_are_not_moved() -> None:
     operator = OperatorStateSchema("op", DAY, (schema(DAY, "total").states[0], FROZEN_MARK))
     assert ["total"] == KeyRows(operator, 7).schema().field(STATE_COLUMN).type.names

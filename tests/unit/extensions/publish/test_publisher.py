@@ -214,28 +214,6 @@ def give_ttl(monkeypatch: pytest.MonkeyPatch, ttl_ms: int | None) -> None:
     monkeypatch.setattr(histories.History, "descriptor", with_ttl)
 
 
-def test_expired_rows_return_if_the_clock_is_set_back(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_ttl(monkeypatch, histories.TTL_MS)
-    published = make("set back")
-    history, publisher = published.history, published.publisher()
-    returned = 0
-    for _ in range(4):
-        history.micro_batch()
-        history.now_ms = history.last_ms + histories.TTL_MS + 10_000
-        history.micro_batch()
-        publisher.publish()
-        history.now_ms = history.last_ms - CLOCK_STEP_MS // 2
-        expired = published.expected(history.checkpoint_id, None)
-        history.micro_batch()
-        present = published.expected(history.checkpoint_id, None)
-        returned += sum(len(present[name].keys() - expired[name].keys()) for name in present)
-        publisher.publish()
-        published.check()
-    assert returned > 0
-
-
 def test_a_rewind_below_a_snapshot_is_published(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,49 +250,30 @@ def test_the_command_publishes_and_follows(
     assert 2 == run([*call, "--follow", "--checkpoint", "1"])
 
     pauses: list[float] = []
+    commits: list[object] = []
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
-        if len(pauses) == 3:
+        if len(pauses) == 4:
             raise KeyboardInterrupt
-        published.history.run(1)
+        if len(pauses) < 3:
+            published.history.run(1)
 
-    capsys.readouterr()
-    monkeypatch.setattr(publish_command, "pause", pause)
-    assert 130 == run([*call, "--json", "--follow", "--interval", "0.5"])
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [[], [first + 1], [first + 2]] == [line["published"] for line in lines]
-    assert [0.5, 0.5, 0.5] == pauses
-    published.check()
-
-
-def test_following_continues_after_an_error_of_the_catalog(
-    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    published = make("down")
-    published.history.run(2)
-    calls = 0
-
-    def sometimes(commit: Callable[[], Any]) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
+    def second_fails(commit: Callable[[], Any]) -> Any:
+        commits.append(commit)
+        if len(commits) == 2:
             raise published.broken
         return commit()
 
-    def pause(seconds: float) -> None:
-        if calls == 3:
-            raise KeyboardInterrupt
-        if calls == 1:
-            published.history.run(1)
-
-    published.around_commits(monkeypatch, sometimes)
+    capsys.readouterr()
+    published.around_commits(monkeypatch, second_fails)
     monkeypatch.setattr(publish_command, "pause", pause)
-    call = ["publish", published.location, *published.arguments, "--follow"]
-    assert 130 == run(call)
+    assert 130 == run([*call, "--json", "--follow", "--interval", "0.5"])
     said = capsys.readouterr()
-    assert "the line broke" in said.err
-    assert f"checkpoint {published.history.checkpoint_id} published" in said.out
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert [[], [first + 1], [first + 2]] == [line["published"] for line in lines]
+    assert "the line broke" in said.err, "an error of the catalog does not end it"
+    assert [0.5] * 4 == pauses
     published.check()
 
 

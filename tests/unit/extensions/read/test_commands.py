@@ -200,10 +200,6 @@ def test_wrong_calls_say_what_is_right(call, stored, tmp_path: Path):
     assert "takes int64" in call("get", "--history", location, "total", "one", "x", status=2)
     assert "does not exist" in call("read", location, "--checkpoint", "99", status=1)
     assert "have an operator 'x'" in call("read", location, "--operator", "x", status=2)
-    for verb in ("read", "get", "diff"):
-        more = {"read": [], "diff": ["0", "1"]}.get(verb, ["total", "1"])
-        assert "is not a state location" in call(verb, str(tmp_path), *more, status=2)
-        assert "does not exist" in call(verb, str(tmp_path / "nope"), *more, status=2)
     other = tmp_path / "other"
     small_checkpoint(started(open_store(str(other))), 1)
     assert "not created by a streaming query" in call("read", str(other), status=1)
@@ -279,9 +275,6 @@ def test_wrong_exports_say_what_is_right(call, stored, tmp_path):
     (tmp_path / "file").write_text("")
     assert "is not a folder" in call("read", location, "--to", str(tmp_path / "file"), status=2)
     assert "does not exist" in call("read", location, *out, "--checkpoint", "99", status=1)
-    assert "is not a state location" in call("read", str(tmp_path), *out, status=2)
-    started(open_store(str(tmp_path / "new")))
-    assert "does not contain a checkpoint" in call("read", str(tmp_path / "new"), *out, status=1)
 
 
 # --- sql ------------------------------------------------------------------------------------------

@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from tests.support.jobs.recorded_job import RecordedJob

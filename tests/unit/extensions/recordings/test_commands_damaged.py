@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from tests.support.forgeries.recordings import forge_recordings
 from tests.support.jobs.recorded_job import RecordedJob
 from tests.support.jobs.recorded_processors import Steps, steps_job

@@ -1,14 +1,10 @@
 """What is recorded is what a key saw: replayed with the same processor, nothing differs."""
 
 import datetime as dt
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.jobs.poisoned_keys import KEYS, SAFE, Batch, fresh
@@ -59,11 +55,17 @@ def assert_replays_alike(job: RecordedJob, key: Any, processor: Steps | None = N
 @pytest.mark.parametrize("in_pandas", [False, True])
 @pytest.mark.parametrize("time_mode", ["none", "processingtime", "eventtime"])
 @settings(max_examples=10, deadline=None)
-@given(history=histories, tasks=st.integers(1, 3), input_bytes=st.sampled_from([4000, 1 << 30]))
+@given(
+    history=histories,
+    tasks=st.integers(1, 3),
+    input_bytes=st.sampled_from([4000, 1 << 30]),
+    kills=st.sets(st.integers(0, 5)),
+)
 def test_an_unchanged_processor_does_what_was_recorded(
-    history: list[Batch], tasks: int, input_bytes: int, time_mode: str, in_pandas: bool,
-    tmp_path_factory: Any,
+    history: list[Batch], tasks: int, input_bytes: int, kills: set[int], time_mode: str,
+    in_pandas: bool, tmp_path_factory: Any,
 ) -> None:  # fmt: skip
+    """Also where a run was killed before a commit, and the next one has other tasks."""
     kind = FrameSteps if in_pandas else Steps
     if time_mode != "processingtime":  # a time to live needs that mode
         kind = without_ttl(kind)
@@ -72,13 +74,14 @@ def test_an_unchanged_processor_does_what_was_recorded(
             (elapsed, [row for row in rows if "timer" not in row[1]]) for elapsed, rows in history
         ]
     folder = fresh(tmp_path_factory.getbasetemp() / f"same-{time_mode}-{in_pandas}")
-    job = steps_job(
-        folder, kind(), ALL_KEYS, time_mode=time_mode, pandas=in_pandas, tasks=tasks,
-        input_bytes=input_bytes,
-    )  # fmt: skip
+    options = {"time_mode": time_mode, "pandas": in_pandas, "input_bytes": input_bytes}
+    job = steps_job(folder, kind(), ALL_KEYS, tasks=tasks, **options)
     now = 1000
-    for elapsed, rows in history:
+    for number, (elapsed, rows) in enumerate(history):
         now += elapsed
+        if number in kills:
+            job.run_killed(rows, now)
+            job = steps_job(folder, kind(), ALL_KEYS, tasks=1 + number % 3, **options)
         job.run(rows, now, watermark_ms=now - 100)
     keys = recorded_keys(job)
     touched = {(row[0],) for _, rows in history for row in rows}
@@ -261,29 +264,6 @@ def test_a_new_location_under_an_old_name_begins_empty(tmp_path: Path) -> None:
         job.run([], 1001)  # tasks without changes read the checkpoint before, and keep it
         job.run([("k2", "add", 1)], 5000)
     assert {("k2",)} == set(recorded_keys(job))
-
-
-def test_an_attempt_that_is_not_committed_leaves_no_recording(tmp_path: Path) -> None:
-    job = steps_job(tmp_path, record=ALL_KEYS)
-    job.run([("k1", "add", 1)])
-    job.run_killed([("k1", "add", 5)])
-    job = steps_job(tmp_path, record=ALL_KEYS)
-    job.run([("k1", "add", 7)])
-    steps = replay(job.location, "k1", processor=Steps())
-    assert [[1], [7]] == [[row.n for row in step.input] for step in steps]
-    assert [(), ()] == [step.differences for step in steps]
-
-
-def test_a_restart_and_a_different_parallelism_go_on(tmp_path: Path) -> None:
-    rng = random.Random(5)
-    for tasks in (1, 3, 2):
-        job = steps_job(tmp_path, record=ALL_KEYS, tasks=tasks)
-        for _ in range(3):
-            rows = [(rng.choice(KEYS), rng.choice(SAFE), rng.randrange(9)) for _ in range(30)]
-            job.run(rows, 1000 + 200 * job.batch_id)
-    assert 9 == len(set(recorded_checkpoints(job)))
-    for key in set(recorded_keys(job)):
-        assert_replays_alike(job, key)
 
 
 def test_a_large_recording_is_a_file_of_its_task_and_no_fork_has_it(tmp_path: Path) -> None:

@@ -4,9 +4,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-
-pytest.importorskip("pyspark")
-
 from tests.support.jobs.emitting_processors import late_job
 from tests.support.jobs.recorded_job import RecordedJob
 

@@ -4,9 +4,6 @@ import datetime as dt
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 from tests.support.jobs.emitting_processors import late_job, rows_of

@@ -47,6 +47,7 @@ from statelog.checkpoint.attachments import Addition
 from statelog.checkpoint.batch_record import BatchRecord
 from statelog.checkpoint.verify import verify_location
 from statelog.errors import CheckpointError, ProcessorError, UsageError
+from statelog.extensions.bad_records import worker as bad_records
 from statelog.extensions.bad_records.dead_letters import BAD_RECORDS, failures_of
 from statelog.extensions.bad_records.policy import ErrorPolicy
 from statelog.extensions.bad_records.stored import SCHEMA as LETTERS_SCHEMA
@@ -67,6 +68,25 @@ def emitted_by(ack: TaskAck) -> tuple[Addition, ...]:
     return added_by(ack, "side_outputs")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_calls_together() -> Iterator[None]:
+    """Repeat the calls of few keys together, so that those of a history are several groups."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bad_records, "_TOGETHER", 2)
+        yield
+
+
+def forgetful(kind: Any) -> Any:
+    """Return a processor whose `init` deletes a variable of all keys and asks for it again."""
+
+    class Forgetful(kind):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            handle.deleteIfExists("total")
+            super().init(handle)
+
+    return Forgetful
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("in_pandas", [False, True])
 @pytest.mark.parametrize("input_bytes", [1 << 30, 4000])
@@ -77,14 +97,16 @@ def emitted_by(ack: TaskAck) -> tuple[Addition, ...]:
     inline_bytes=st.sampled_from([0, 1 << 20]),
     kills=st.sets(st.integers(0, 4)),
     policy=st.sampled_from([LETTERS, SKIP]),
+    forgets=st.booleans(),
 )
 def test_a_job_that_leaves_keys_out_is_the_job_without_them(
     history: list[Batch], tasks: int, inline_bytes: int, kills: set[int], policy: ErrorPolicy,
-    input_bytes: int, in_pandas: bool, tmp_path_factory: Any,
+    forgets: bool, input_bytes: int, in_pandas: bool, tmp_path_factory: Any,
 ) -> None:  # fmt: skip
     """Its output, state, timers and side outputs, also over kills."""
     folder = tmp_path_factory.getbasetemp() / f"sides-{input_bytes}-{in_pandas}"
-    kind, model = (EmitsFrames, EmitsModelOfFrames) if in_pandas else (Emits, EmitsModel)
+    kinds = (EmitsFrames, EmitsModelOfFrames) if in_pandas else (Emits, EmitsModel)
+    kind, model = map(forgetful, kinds) if forgets else kinds
 
     def job_of(location: str, processor: Any, errors: ErrorPolicy | None) -> RecordedJob:
         return steps_job(

@@ -5,9 +5,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.errors import IllegalArgumentException, PySparkAssertionError, PySparkValueError
 from pyspark.sql import Row
 from tests.support.spark.versions import TWS_TESTER, TwsTester

@@ -1,25 +1,100 @@
-"""Rows of a session in any time zone are combined with state, which is stored in UTC."""
+"""Processors of docs/how-to/columnar.md and examples/columns.py do what those for single keys do."""
 
+import datetime as dt
+import random
+import re
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql.types import DataType, StringType, StructField, StructType, VariantType
+from pyspark.sql import Row
+from pyspark.sql.types import DataType, StructField, StructType, VariantType
 from tests.support.values.time_zones import ZONES, in_session_types
 
-from statelog.extensions.columns.aggregation.kinds import AggregateKind, Extreme, ValueBy
-from statelog.extensions.columns.aggregation.processor import (
-    AggregateProcessor,
-    Merge,
-    NamedAggregate,
-)
 from statelog.extensions.columns.slots import zoned_table
 from statelog.spark import ColumnarProcessor
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.rows.types import arrow_schema
 from statelog.testing import ProcessorTester
+
+ROOT = Path(__file__).parents[4]
+PAGE = ROOT / "docs" / "how-to" / "columnar.md"
+EPOCH = dt.datetime(2024, 5, 1)
+
+
+def page() -> dict[str, Any]:
+    """Run the code blocks of the page that need no query; return what they and the example define."""
+    names: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "columns.py"))
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
+        if "groupBy" not in block:
+            exec(block, names)
+    return names
+
+
+def batches(key: str, seed: int) -> list[list[dict[str, Any]]]:
+    rng = random.Random(seed)
+    keys = ["a", "b", "c", "d"] if key != "id" else [1, 2, 3, 4]
+    drawn = []
+    for batch in range(10):
+        rows = []
+        for _ in range(rng.randrange(1, 7)):
+            at = EPOCH + dt.timedelta(seconds=batch * 1300 + rng.randrange(2600))
+            if key == "account":
+                at = EPOCH + dt.timedelta(seconds=batch * 40 + rng.randrange(60))
+            row = {key: rng.choice(keys), "at": at, "amount": rng.choice([0.5, 20.0, 900.0])}
+            rows.append(row if key == "account" else {**row, "version": rng.randrange(20)})
+        drawn.append(rows)
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("example", "name", "key", "mode"),
+    [
+        ("latest", "Latest", "id", "None"),
+        ("deduplicate", "FirstOfEachId", "id", "ProcessingTime"),
+        ("fraud", "FraudRule", "account", "EventTime"),
+        ("sessions", "Sessions", "user", "EventTime"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_columns_and_single_keys_agree(
+    example: str, name: str, key: str, mode: str, seed: int
+) -> None:
+    processors = runpy.run_path(str(ROOT / "examples" / f"{example}.py"))
+    schema = f"{key} {'long' if key == 'id' else 'string'}"
+    options = {"timeMode": mode, "keySchema": schema}
+    alone = ProcessorTester(processors[name](), eventTimeExtractor=lambda row: 1 << 60, **options)
+    columns = ProcessorTester(
+        page()[name](), eventTimeExtractor=lambda table: [1 << 60] * len(table), **options
+    )
+    for number, batch in enumerate(batches(key, seed)):
+        expected: list[Any] = []
+        for value in dict.fromkeys(row[key] for row in batch):
+            rows = [Row(**row) for row in batch if row[key] == value]
+            expected += alone.test(value, rows)
+        table = columns.testColumns(pa.Table.from_pylist(batch))
+        assert in_order(table.to_pylist()) == in_order([row.asDict() for row in expected])
+        if mode == "EventTime":
+            watermark_ms = int(EPOCH.replace(tzinfo=dt.UTC).timestamp()) * 1000 + number * 1_300_000
+            expected, table = alone.setWatermark(watermark_ms), columns.setWatermark(watermark_ms)
+            assert in_order(table.to_pylist()) == in_order([row.asDict() for row in expected])
+        if number % 3 == 2:
+            columns.restart()
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[Any]:
+    """Return rows in an order, with times without a zone."""
+
+    def plain(value: Any) -> Any:
+        return value.replace(tzinfo=None) if isinstance(value, dt.datetime) else value
+
+    cells = [sorted((name, plain(value)) for name, value in row.items()) for row in rows]
+    return sorted(cells, key=repr)
+
 
 # The hour that autumn repeats in New York, and those of Berlin and of Lord Howe (half an hour).
 MOMENTS = [
@@ -47,58 +122,10 @@ def type_of(ddl: str) -> DataType:
     return VariantType() if ddl == "variant" else parse_ddl(f"x {ddl}")["x"].dataType
 
 
-class OneAggregate:
-    """One aggregate of partial results, micro-batch after micro-batch."""
-
-    def __init__(self, kind: AggregateKind, parts: dict[str, DataType], zone: str) -> None:
-        state = StructType([StructField(f"p_{part}", parts[part]) for part in parts])
-        result_type = parts.get("value", next(iter(parts.values())))
-        output = StructType([StructField("key", StringType()), StructField("r", result_type)])
-        self.zone = zone
-        self.rows = StructType([StructField("key", StringType()), *state])
-        names = tuple((part, f"p_{part}", f"p_{part}") for part in parts)
-        merge = Merge((NamedAggregate("r", kind, names),), arrow_schema(output))
-        self.tester = ProcessorTester(
-            AggregateProcessor(merge, state, None, is_append=False),
-            keySchema="key string",
-            outputStructType=output,
-            timeZone=zone,
-        )
-
-    def add(self, keys: list[str], *parts: list[Any]) -> dict[str, Any]:
-        table = pa.table([keys, *parts], schema=arrow_schema(self.rows))
-        out = self.tester.testColumns(in_session_types(table, self.rows, self.zone))
-        self.tester.restart()
-        return {row["key"]: row["r"] for row in out.to_pylist()}
-
-
 def as_output(ddl: str, moments: list[int | None]) -> list[Any]:
     """Return the values as the output has them."""
     (field,) = arrow_schema(StructType([StructField("x", type_of(ddl))]))
     return pa.array(values(ddl, moments), field.type).to_pylist()
-
-
-@pytest.mark.parametrize("zone", [*ZONES, "Etc/UTC", "GMT", "+00:00", "-08:00"])
-@pytest.mark.parametrize("is_least", [True, False])
-def test_the_extreme_moment_is_kept_over_micro_batches(zone: str, is_least: bool) -> None:
-    function = OneAggregate(Extreme(is_least), {"": type_of("timestamp")}, zone)
-    function.add(["a", "b", "c"], [MOMENTS[0], MOMENTS[1], None])
-    results = function.add(["c", "a", "b"], [MOMENTS[2], MOMENTS[1], MOMENTS[0]])
-    extreme = (min if is_least else max)(MOMENTS[:2])
-    expected = as_output("timestamp", [extreme, extreme, MOMENTS[2]])
-    assert dict(zip("abc", expected, strict=True)) == results
-
-
-@pytest.mark.parametrize("zone", ZONES)
-@pytest.mark.parametrize("ddl", TYPES)
-def test_the_value_of_the_latest_row_has_any_type(zone: str, ddl: str) -> None:
-    kind = ValueBy("last", is_least=False)
-    function = OneAggregate(kind, {"value": type_of(ddl), "by": type_of("timestamp")}, zone)
-    first, second = values(ddl, MOMENTS[:1])[0], values(ddl, MOMENTS[1:2])[0]
-    function.add(["a", "b", "c"], [first, first, None], MOMENTS[1:2] * 3)
-    results = function.add(["a", "b", "c"], [second] * 3, [MOMENTS[0], MOMENTS[1], MOMENTS[2]])
-    expected = as_output(ddl, [MOMENTS[0], MOMENTS[1], None])
-    assert dict(zip("abc", expected, strict=True)) == results
 
 
 class Latest(ColumnarProcessor):
