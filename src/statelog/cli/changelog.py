@@ -44,7 +44,7 @@ def changelog(
     offset: Annotated[
         list[int] | None,
         typer.Option(
-            help="Print only the change set at this payload offset; repeat the option for several.",
+            help="Print only the change set at this payload offset. Can be repeated.",
             min=0,
         ),
     ] = None,
@@ -63,9 +63,9 @@ def changelog(
     Print the changes in a changelog file or checkpoint, one per line, with sizes and digests.
 
     Columns: the offset of the change set, the key group, the size of the value in bytes, and its
-    SHA-256; --values adds the encoded value.  Key group -1 contains metadata, which every reader
-    receives.  The command first verifies every checksum in the file.  If the file is a claim, the
-    command prints the claim's owner. To see how state changed, use `statelog diff`.
+    SHA-256; with --values, also the encoded value.  Key group -1 contains metadata, which every
+    reader receives.  The command first verifies every checksum in the file.  If the file is a
+    claim, the command prints the claim's owner. To see how state changed, use `statelog diff`.
 
     Examples:
         statelog changelog s3://bucket/jobs/totals/chk-41/_metadata

@@ -77,9 +77,9 @@ def checkpoints(location: options.Location, as_json: options.Json = False) -> bo
     """
     List the checkpoints of a state location.
 
-    A "retained" checkpoint can be restored.  A "subsumed" checkpoint cannot be restored; its file
-    remains until the next garbage collection, or longer if a retained checkpoint needs changes in
-    it.  Exit status 1 if a checkpoint is damaged.
+    A "retained" checkpoint can be restored.  A "subsumed" checkpoint can no longer be restored; its
+    file is kept until the next garbage collection, or longer if a retained checkpoint needs changes
+    stored in it.  Exit status 1 if a checkpoint is damaged.
 
     Examples:
         statelog checkpoints s3://bucket/jobs/totals
@@ -234,9 +234,9 @@ def audit(
     List the operations that changed a state location, newest last.
 
     Every command or Python call that changes a location writes a line: gc, rewind, tag, fork, copy,
-    edit, forget and others. Micro-batches, dry runs and calls that change nothing do not. An
-    operation is "unfinished" if it is still running or was interrupted; repeat an interrupted
-    operation.
+    edit, forget and others. Micro-batches, dry runs and calls that change nothing are not listed.
+    An operation is "unfinished" if it is still running or was interrupted. If it was interrupted,
+    repeat it.
 
     Each process reports on itself, so anyone who can write to the location can forge lines.  Exit
     status 1 if a line is damaged.

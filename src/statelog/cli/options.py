@@ -54,7 +54,7 @@ Query = Annotated[
 Variables = Annotated[
     list[str] | None,
     typer.Option(
-        "--variable", help="Name of a state variable; repeat the option for several. Default: all."
+        "--variable", help="Name of a state variable to publish. Can be repeated. Default: all."
     ),
 ]
 Limit = Annotated[
@@ -70,7 +70,7 @@ To = Annotated[
     ),
 ]
 MinAge = Annotated[
-    str, typer.Option(help="Keep objects younger than this, such as 90s, 30m, 1h or 7d.")
+    str, typer.Option(help="Keep objects that are younger than this, such as 90s, 30m, 1h or 7d.")
 ]
 Apply = Annotated[
     bool,
@@ -83,7 +83,7 @@ Parent = Annotated[
     typer.Option(
         "--parent",
         metavar="URL",
-        help="URL of a fork's parent that was moved, or is in a different bucket or store; repeat the option for several.",
+        help="URL of a fork's parent, if the parent was moved or is in a different bucket or store. Can be repeated.",
     ),
 ]
 

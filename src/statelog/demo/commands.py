@@ -38,7 +38,10 @@ def demo(
         ),
     ] = None,
     tasks_after: Annotated[
-        int, typer.Option(min=1, max=128, help="Number of tasks after the restart.")
+        int,
+        typer.Option(
+            min=1, max=128, help="Number of tasks that the job runs with after the restart."
+        ),
     ] = 3,
     orders: Annotated[int, typer.Option(min=1, help="Number of orders in the input.")] = 10_000,
     batches: Annotated[int, typer.Option(min=4, help="Number of micro-batches.")] = 24,
@@ -47,11 +50,11 @@ def demo(
     """
     Run a streaming job, kill it, restart it, and verify the result.
 
-    The job reads orders, and its state contains the revenue, orders, sessions and last country of
-    each customer. Halfway through, all processes of the job receive SIGKILL, and the job restarts
-    with a different number of tasks.  The command compares the result, to the cent, with the result
-    of a plain Spark batch query. With --json, it prints progress on standard error.  Exit status 1
-    if anything differs.
+    The job reads orders and keeps the revenue, orders, sessions and last country of each customer
+    as state. Halfway through, the command kills all processes of the job with SIGKILL, then
+    restarts the job with a different number of tasks.  The command compares the result, to the
+    cent, with the result of a plain Spark batch query. With --json, it prints progress on standard
+    error.  Exit status 1 if anything differs.
 
     Examples:
         statelog demo

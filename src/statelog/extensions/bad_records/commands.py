@@ -32,10 +32,10 @@ def dead_letters(
     """
     List the dead letters of a query: keys whose processing failed, their rows and errors.
 
-    A query stores dead letters when `onError` is set to `"dead-letter"` or `"freeze"`.  `statelog
-    replay LOCATION KEY` runs the processor on a dead letter again.  --to exports the input rows, so
-    that you can resend them to the source.  Exit status 1 if a recording is damaged; the command
-    skips it.
+    A query stores dead letters when `onError` is set to `"dead-letter"` or `"freeze"`.  Use
+    `statelog replay LOCATION KEY` to run the processor on a dead letter again.  The option --to
+    exports the input rows, so that you can send them to the source again.  The command skips
+    damaged recordings. Exit status 1 if it skipped any.
 
     Examples:
         statelog dead-letters s3://bucket/jobs/totals

@@ -36,8 +36,8 @@ def broadcasts(
     """
     List the versions of broadcast tables that micro-batches read, or print a version's rows.
 
-    Without a name, the command lists the versions that all retained checkpoints use, or that
-    --checkpoint uses. A query defines its broadcast tables in its `broadcast` setting.
+    Without a name, the command lists the versions used by all retained checkpoints, or by the one
+    given with --checkpoint. A query defines its broadcast tables in its `broadcast` setting.
 
     Examples:
         statelog broadcasts s3://bucket/jobs/alerts

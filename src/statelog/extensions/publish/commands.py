@@ -44,7 +44,7 @@ def publish(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Property of the Iceberg catalog, as KEY=VALUE; repeat the option for several.",
+            help="Property of the Iceberg catalog, as KEY=VALUE. Can be repeated.",
         ),
     ] = None,
     follow: Annotated[
@@ -62,8 +62,8 @@ def publish(
     Publish a checkpoint as the newest version of an Iceberg or Delta table.
 
     The table contains one row per key and one column per state variable.  Each publication replaces
-    the rows of the key groups that changed.  An Iceberg table also gets the tags of LOCATION.
-    Nothing changes if the table already contains the checkpoint.
+    the rows of the key groups that changed.  The tags of LOCATION are also copied to an Iceberg
+    table.  Nothing changes if the table already contains the checkpoint.
 
     Examples:
         statelog publish s3://bucket/jobs/totals --iceberg prod.jobs.totals

@@ -55,10 +55,10 @@ def read(
     """
     Print the state as of a checkpoint: one row per value, list element, map entry or timer.
 
-    The command omits state that had expired when the checkpoint's micro-batch ran. --to writes the
-    same columns to Parquet files, which any engine and `statelog edit` can read. A file appears
-    under its final name only when it is complete. The command replaces an existing file only with
-    --overwrite, or if an interrupted run wrote it from the same checkpoint.
+    The command omits state that had already expired when the checkpoint's micro-batch ran. --to
+    writes the same columns to Parquet files, which any engine and `statelog edit` can read. A file
+    appears under its final name only when it is complete. The command replaces an existing file
+    only with --overwrite, or if an interrupted run wrote it from the same checkpoint.
 
     Examples:
         statelog read s3://bucket/jobs/totals
@@ -136,9 +136,9 @@ def get(
     """
     Print the state of one key as of a checkpoint, or its history.
 
-    The command reads only the key's key group.  --history prints the state as of each retained
-    checkpoint, oldest first.  Exit status 1 if the key does not exist, or if a checkpoint in the
-    history cannot be read; the command still prints the others.
+    The command reads only the key group that contains the key.  --history prints the state as of
+    each retained checkpoint, oldest first.  Exit status 1 if the key does not exist, or if a
+    checkpoint in the history cannot be read; the command still prints the others.
 
     Examples:
         statelog get s3://bucket/jobs/totals total c42
@@ -228,7 +228,7 @@ def diff(
         typer.Argument(metavar="BEFORE", help=f"First checkpoint: {options.CHECKPOINT_FORMS}."),
     ],
     after: Annotated[
-        str, typer.Argument(metavar="AFTER", help="Second checkpoint, in any of the same forms.")
+        str, typer.Argument(metavar="AFTER", help="Second checkpoint, specified in the same way.")
     ],
     *,
     variable: Annotated[str | None, typer.Option(help="Compare only this state variable.")] = None,
@@ -302,12 +302,12 @@ def sql(
     as_json: options.Json = False,
 ) -> None:
     """
-    Run an SQL statement in DuckDB over the state as of a checkpoint.
+    Run an SQL statement in DuckDB on the state as of a checkpoint.
 
-    Each state variable is a table of the same name; timers are in a table named timers.  A name
-    that contains a dot must be quoted: select "key.customer", "value.total" from total.  The
-    command loads the variables named in the statement into memory. Without --allow-files, the
-    statement cannot read or write anything else.  The command requires the sql extra.
+    Each state variable is a table of the same name; timers are in a table named timers.  Quote
+    names that contain a dot: select "key.customer", "value.total" from total.  The command loads
+    the variables named in the statement into memory. Without --allow-files, the statement cannot
+    access any other data.  The command requires the sql extra.
 
     Examples:
         statelog sql s3://bucket/jobs/totals 'from total limit 5'

@@ -53,10 +53,10 @@ def replay(
     """
     Replay a recorded key through the current processor, and compare the results.
 
-    To record keys, set the query's `record` setting. Each step replays one micro-batch of the key
-    from the recorded state and timers; the command compares the resulting rows, state and timers
-    with the recorded ones. It reports damaged or missing recordings and skips them.  Exit status 1
-    if a step differs or fails, or a recording is skipped.
+    To record keys, set the query's `record` setting. Each step replays one micro-batch of the key,
+    starting from the recorded state and timers. The command compares the resulting rows, state and
+    timers with the recorded ones. The command reports and skips recordings that are damaged or
+    missing.  Exit status 1 if a step differs or fails, or if a recording is skipped.
 
     Examples:
         statelog replay s3://bucket/jobs/fraud

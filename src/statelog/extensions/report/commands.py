@@ -114,7 +114,7 @@ def report(
         bool,
         typer.Option(
             "--count-keys/--no-count-keys",
-            help="Count the keys in each key group; reads the newest state.",
+            help="Count the keys in each key group, which requires reading the newest state.",
         ),
     ] = True,
     prices: Annotated[
@@ -157,9 +157,9 @@ def report(
     """
     Write an HTML report on the growth, restarts and cost of a location.
 
-    The page shows the growth of the state and the log, the duration, bytes, objects and retries of
-    each stored checkpoint, the number of keys in each key group, what a restart reads, and the cost
-    of the object store. The page works offline. With --json, the command prints the figures instead
+    The page shows how the state and the log grow; the duration, bytes, objects and retries of each
+    stored checkpoint; the number of keys in each key group; what a restart reads; and what the
+    object store costs. The page works offline. With --json, the command prints the figures instead
     of writing the page.  Exit status 1 if a checkpoint is damaged.
 
     Examples:

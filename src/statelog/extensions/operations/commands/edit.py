@@ -41,7 +41,7 @@ def edit(
         typer.Option(
             "--set",
             metavar="VARIABLE=PATH",
-            help="Set a variable from a Parquet file, or from a folder of files, with the columns that `statelog read --to` writes; repeat the option for several.",
+            help="Set a variable from a Parquet file, or from a folder of files, with the columns that `statelog read --to` writes. Can be repeated.",
         ),
     ] = None,
     delete_file: Annotated[
@@ -66,14 +66,14 @@ def edit(
     """
     Set or delete the state of the keys in Parquet files, and commit a new checkpoint.
 
-    A file's rows for a key replace the key's whole state in that variable; keys that are not in the
-    file do not change.  The command writes only keys whose state differs, so you can repeat an
-    interrupted run. If a variable has a time to live, each entry expires at its expires_at_ms in
-    the file; without this value, the time to live starts now.
+    The rows of a key in a file replace all state of the key in that variable; keys that are not in
+    the file stay unchanged.  The command writes only keys whose state differs, so it is safe to
+    repeat an interrupted run. If a variable has a time to live, each entry expires at the time in
+    its expires_at_ms column; without a value there, its time to live starts now.
 
-    Stop the query first.  A running query is fenced; when restarted, it continues from the edited
-    state at the same source position.  The command reads the files into memory: to edit millions of
-    keys, split them across several files and runs.
+    Stop the query first.  A query that is still running is fenced; after a restart, it continues
+    with the edited state from the same source position.  The command reads whole files into memory,
+    so split an edit of millions of keys into several files and runs.
 
     Examples:
         statelog edit s3://bucket/jobs/totals --set total=/tmp/totals/total.parquet
@@ -144,11 +144,11 @@ def unfreeze(
     """
     Unfreeze keys in a new checkpoint, so that the query processes them again.
 
-    A query with the setting `onError="freeze"` freezes a key whose processing fails: later rows of
-    the key become dead letters too.  `statelog read LOCATION '$frozen'` lists the keys.  Stop the
-    query first.  A running query is fenced; when restarted, it continues.  Before you unfreeze
-    keys, export their rows with `statelog dead-letters --to` so that you can resend them to the
-    source.
+    A query with the setting `onError="freeze"` freezes a key whose processing fails: its later rows
+    become dead letters as well.  `statelog read LOCATION '$frozen'` lists the keys.  Stop the query
+    first.  A query that is still running is fenced; after a restart, it continues.  Before you
+    unfreeze keys, export their rows with `statelog dead-letters --to` so that you can resend them
+    to the source.
 
     Examples:
         statelog unfreeze s3://bucket/jobs/totals
@@ -181,7 +181,8 @@ def forget(
     now: Annotated[
         bool,
         typer.Option(
-            "--now", help="Delete all data stored for the key now, and discard older checkpoints."
+            "--now",
+            help="Delete all stored data of the key at once, and discard older checkpoints.",
         ),
     ] = False,
     apply: options.Apply = False,
@@ -190,12 +191,12 @@ def forget(
     """
     Remove a key from all state of an operator, and list the objects that still contain it.
 
-    --apply deletes the key in a new checkpoint.  The key's bytes are deleted together with the
+    --apply deletes the key in a new checkpoint.  Older data of the key is deleted together with the
     snapshots and checkpoints that the command lists. With --now, the command also rewrites the
     affected key groups without the key, discards older checkpoints, and deletes their objects. Stop
-    the query first.  A running query is fenced; when restarted, it continues.  The command does not
-    change the parents of a fork; it prints the command to run for each parent that contains the
-    key.
+    the query first.  A query that is still running is fenced; after a restart, it continues.  The
+    command does not change the parents of a fork; it prints the command to run for each parent that
+    contains the key.
 
     Examples:
         statelog forget s3://bucket/jobs/totals c42

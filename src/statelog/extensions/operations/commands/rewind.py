@@ -33,7 +33,7 @@ def rewind(
     batch_id: Annotated[
         int | None,
         typer.Option(
-            help="Last micro-batch to keep. Omit it to list the micro-batches.",
+            help="Last micro-batch to keep. Omit this option to list the micro-batches.",
             min=0,
         ),
     ] = None,
@@ -44,7 +44,7 @@ def rewind(
     min_idle: Annotated[
         str,
         typer.Option(
-            help="Reject --apply if Spark planned a micro-batch within this time, such as 90s, 30m, 1h or 7d."
+            help="Reject --apply if Spark planned a micro-batch less than this long ago, such as 90s, 30m, 1h or 7d."
         ),
     ] = "1m",
     apply: options.Apply = False,
@@ -56,11 +56,11 @@ def rewind(
     The state after the micro-batch becomes the newest checkpoint.  The command deletes Spark's
     files of later micro-batches (offsets, commits, and the lists of file sources), so the query
     plans and reads those batches again.  A run that is still active is fenced and fails at its next
-    commit.  If a rewind is interrupted, repeat the same command.
+    commit.  If the command is interrupted, run it again with the same arguments.
 
-    If the sink stores batch ids, delete the later ids from it.  Exit status 1 if the rewind is not
-    possible: the checkpoint is not retained, the offsets are missing or do not match the state, or
-    a run seems to be active.
+    If the sink stores batch ids, delete the ids of later micro-batches from it.  Exit status 1 if
+    the rewind is not possible: the checkpoint is not retained, the offsets are missing or do not
+    match the state, or a run seems to be active.
 
     Examples:
         statelog rewind s3://bucket/queries/totals

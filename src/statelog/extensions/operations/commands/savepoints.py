@@ -58,15 +58,15 @@ def tag(
     """
     Retain a checkpoint and its source position under a name; list or remove tags.
 
-    The checkpoint can be read and restored until you remove the tag, regardless of what the query
-    retains.  `statelog fork --checkpoint NAME` continues from it.  The query can keep running; the
-    command waits up to 10 s for the sink to receive the rows of the micro-batch.  If a run is
-    interrupted, repeat it with the same arguments. Exit status 1 if the checkpoint is no longer
-    retained, or if the sink exceeds the time limit.
+    The checkpoint can be read and restored until you remove the tag, no matter which checkpoints
+    the query retains. To continue from it, use `statelog fork --checkpoint NAME`.  The query can
+    keep running; the command waits up to 10 s for the sink to receive the rows of the micro-batch.
+    If the command is interrupted, run it again with the same arguments. Exit status 1 if the
+    checkpoint is no longer retained, or if the sink exceeds the time limit.
 
     --remove --apply removes a tag; the next garbage collection deletes objects that only the tag
-    retained.  With --kind fork, it releases a fork; if the fork still needs objects in LOCATION,
-    it can no longer be read.
+    retained.  With --kind fork, this releases a fork; if the fork still needs objects in LOCATION,
+    the fork can no longer be read.
 
     Examples:
         statelog tag s3://bucket/jobs/totals
@@ -176,7 +176,7 @@ def fork(
     ] = None,
     state_only: Annotated[
         bool,
-        typer.Option("--state-only", help="Fork the state without the source position."),
+        typer.Option("--state-only", help="Fork only the state, without the source position."),
     ] = False,
     copy: Annotated[
         bool,
@@ -189,9 +189,9 @@ def fork(
 
     Without --copy, state is not copied: the new location refers to objects in LOCATION, and a tag
     retains them there until the fork no longer needs them (`statelog gc --apply NEW_LOCATION` then
-    removes the tag).  If a fork is interrupted, repeat the same command. The query can keep
-    running, as with `tag`. Exit status 1 if the checkpoint is not retained, or if the sink does
-    not receive its micro-batch within 10 s.
+    removes the tag).  If the command is interrupted, run it again with the same arguments. The
+    query can keep running, as with `tag`. Exit status 1 if the checkpoint is not retained, or if
+    the sink does not receive its micro-batch within 10 s.
 
     Examples:
         statelog fork s3://bucket/jobs/totals s3://bucket/jobs/totals-next --new-checkpoint-location s3://bucket/queries/next
@@ -256,17 +256,17 @@ def copy(
         ),
     ] = None,
     parallelism: Annotated[
-        int, typer.Option(help="Copy this many objects at the same time.", min=1)
+        int, typer.Option(help="Number of objects to copy at the same time.", min=1)
     ] = 4,
     as_json: options.Json = False,
 ) -> None:
     """
-    Copy the retained checkpoints of a location, up to --checkpoint, to another folder or store.
+    Copy the retained checkpoints of a location, up to --checkpoint, to a different folder or store.
 
-    The command verifies every object before and after writing it. If a run is interrupted, repeat
-    it: the command verifies objects that were already copied, but does not copy them again.
-    Meanwhile, the query can keep running in LOCATION. To move a query, stop it before the final
-    run of this command, then start it with stateLocation set to NEW_LOCATION and the same
+    The command verifies every object before and after writing it. If the command is interrupted,
+    run it again: it verifies the objects that were already copied, but does not copy them again.
+    Meanwhile, the query can keep running in LOCATION. To move a query, stop it before the final run
+    of this command, then start it with stateLocation set to NEW_LOCATION and the same
     checkpointLocation.
 
     To encrypt a location, or to change its key, copy it with --new-encryption. The environment

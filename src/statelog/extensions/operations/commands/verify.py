@@ -47,7 +47,7 @@ def verify(
     at_least: Annotated[
         int | None,
         typer.Option(
-            help="Report a finding if the newest checkpoint is older than this one.",
+            help="Report a problem if the newest checkpoint is older than this one.",
             min=0,
         ),
     ] = None,
@@ -76,8 +76,9 @@ def verify(
 
     The command reads every object once, verifies every checksum, and compares the log of each
     checkpoint with the log of the previous one.  If it finds a problem, the command prints the
-    newest undamaged checkpoint.  Checksums and encryption cannot reveal that the newest checkpoints
-    were deleted: pass the newest checkpoint that you know of to --at-least.
+    newest undamaged checkpoint.  Neither checksums nor encryption can detect that the newest
+    checkpoints were deleted: to check for that, pass the newest checkpoint that you know of to
+    --at-least.
 
     --repair deletes objects that are provably unnecessary: temporary objects and files of killed
     writes, checkpoint metadata from an interrupted clean-up, and objects of unfinished
