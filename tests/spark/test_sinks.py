@@ -204,7 +204,7 @@ def test_entries_name_their_micro_batches(a_folder):
         entries(6).check("a")
     assert 1 == ours.begin(delivered("a", 9))
     (log / "1").write_text("v1")
-    with pytest.raises(FencedError, match="newest entry is 1, but this query left it at 0"):
+    with pytest.raises(FencedError, match="newest entry is 1, but this query last wrote 0"):
         ours.begin(delivered("a", 10))
     assert entries().begin(delivered("a", 9)) is None
     assert ["1"] == a_folder.records()

@@ -203,7 +203,7 @@ def _read(store: ObjectStore, info: ObjectInfo, kind: type[_Part]) -> _Part:
         version = decode_json(sections[_SECTION], msgspec.json.Decoder(_Version)).version
         if version > VERSION:
             raise IncompatibleFormatError(
-                f"{path} is an audit line of version {version}; this statelog reads up to "
+                f"{path} is an audit line of version {version}; this version of statelog reads up to "
                 f"{VERSION}: upgrade statelog",
                 path=path,
             )

@@ -129,8 +129,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if isinstance(version, int) and version != _VERSION:
             raise IncompatibleFormatError(
                 f"checkpoint {checkpoint_id} contains a micro-batch record of version {version}; "
-                f"this statelog reads version {_VERSION} only: use the statelog that wrote it, or start "
-                "with a new state location"
+                f"this version of statelog reads version {_VERSION} only: use the version of statelog "
+                "that wrote it, or start with a new state location"
             )
         try:
             record = msgspec.convert(properties, cls)

@@ -138,7 +138,7 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
         ) from error
     if stored.version > _VERSION:
         raise IncompatibleFormatError(
-            f"{tag.path} is a tag of version {stored.version}; this statelog reads up to "
+            f"{tag.path} is a tag of version {stored.version}; this version of statelog reads up to "
             f"{_VERSION}: upgrade statelog",
             path=tag.path,
         )
@@ -146,8 +146,8 @@ def read_tag(store: ObjectStore, tag: Tag) -> TagContent:
         # They are written into a checkpointLocation later: a forged name must not lead out of it.
         if not _POSITION_FILE.fullmatch(checked_path(name)):
             raise CorruptionError(
-                f"damaged or forged tag {path}: it contains the file {name!r:.200}, but the position "
-                "of a query consists of files in offsets/, commits/ and sources/ only. Nothing was "
+                f"damaged or forged tag {path}: it contains the file {name!r:.200}, but a query "
+                "position consists only of files in offsets/, commits/ and sources/. Nothing was "
                 "written",
                 path=path,
             )

@@ -172,7 +172,7 @@ def parse_offsets(data: bytes, where: str) -> OffsetEntry:
     except _UNREADABLE as error:
         offset = len(lines[0]) + 1
         raise CorruptionError(
-            f"damaged offset log of a query, {where} at byte {offset}: truncated or not JSON",
+            f"damaged query offset log {where}, at byte {offset}: truncated or not JSON",
             path=where,
             offset=offset,
         ) from error
@@ -193,7 +193,7 @@ def _check_version(line: bytes, where: str, *known: str) -> None:
         )
     if line.decode("utf-8", "replace") not in (known or (_VERSION,)):
         raise IncompatibleFormatError(
-            f"{where} has the version {line[:20]!r}; statelog reads "
+            f"{where} has version {line[:20]!r}, but statelog can read only "
             f"{' and '.join(known or (_VERSION,))}",
             path=where,
         )

@@ -151,7 +151,7 @@ def _plain_rows(data: memoryview) -> int:
     """
     mark, length, root = _START.unpack_from(data)
     if mark != _CONTINUATION or not 0 < length <= len(data) - _PREFIX:  # 0 is the end of a stream
-        raise pa.ArrowInvalid("it does not start like a message")
+        raise pa.ArrowInvalid("it does not begin like a message")
     batch = _table(data, _PREFIX + root, _HEADER)
     if not batch or _field(data, batch, _COMPRESSION):
         raise pa.ArrowInvalid("a message does not contain an uncompressed record batch")

@@ -284,8 +284,8 @@ def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
     if version < RECORD_VERSION:
         raise IncompatibleFormatError(
             f"checkpoint metadata {where} has version {version}, which was never released; this "
-            f"statelog reads version {RECORD_VERSION} only. Nothing is damaged: use the statelog that wrote "
-            "it, or start with a new state location",
+            f"version of statelog reads version {RECORD_VERSION} only. Nothing is damaged: use the version of statelog "
+            "that wrote it, or start with a new state location",
             path=where,
         )
     if (
@@ -295,7 +295,7 @@ def open_record(body: Buffer, *, where: str = "") -> OpenedRecord:
     ):
         raise IncompatibleFormatError(
             f"checkpoint metadata {where} has version {version} (codec {codec}, kind {kind}); this "
-            f"statelog reads version {RECORD_VERSION}. Nothing is damaged: upgrade statelog",
+            f"version of statelog reads version {RECORD_VERSION}. Nothing is damaged: upgrade statelog",
             path=where,
         )
     if length > min(RECORD_BYTES_MAX, largest_expansion(len(view))):

@@ -71,8 +71,9 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, in
     _, version, codec, _, length, crc = _HEADER.unpack(view[: _HEADER.size])
     if version != VERSION or codec not in (_NONE, _ZSTD):
         raise IncompatibleFormatError(
-            f"recording {where} has version {version} and codec {codec}; this statelog reads "
-            f"version {VERSION} and the codecs {_NONE} and {_ZSTD}: use the statelog that wrote it"
+            f"recording {where} has version {version} and codec {codec}; this version of statelog "
+            f"reads version {VERSION} and the codecs {_NONE} and {_ZSTD}: use the version of statelog "
+            "that wrote it"
         )
     body = view[_HEADER.size :]
     if checksum([body]) != crc:

@@ -216,7 +216,7 @@ def read_trailer(data: Buffer, *, where: str = "") -> Trailer | None:
     )
     if version > FORMAT_VERSION:
         raise IncompatibleFormatError(
-            f"{where or 'file'} has format version {version}; this statelog reads up to "
+            f"{where or 'file'} has format version {version}; this version of statelog reads up to "
             f"{FORMAT_VERSION}. Nothing is damaged: upgrade statelog",
             path=where,
         )

@@ -295,7 +295,7 @@ class ChangelogStateHandle:
         try:
             if value["version"] > HANDLE_JSON_VERSION:
                 raise IncompatibleFormatError(
-                    f"changelog handle has version {value['version']}; this statelog reads up to "
+                    f"changelog handle has version {value['version']}; this version of statelog reads up to "
                     f"{HANDLE_JSON_VERSION}; upgrade statelog"
                 )
             start, end = value["key_groups"]

@@ -134,7 +134,8 @@ def _from_yaml(file: str | os.PathLike[str] | None, text: str | None) -> Iterato
     document = _decode_yaml(text or "", place)
     if not isinstance(document, dict):
         raise InvalidOptionsError(
-            f"{place} must contain keys and values, not {type(document).__name__}", origin=place
+            f"{place} must be a mapping of keys to values, not {type(document).__name__}",
+            origin=place,
         )
     if set(document) == {_ROOT} and isinstance(document[_ROOT], dict):
         document = document[_ROOT]

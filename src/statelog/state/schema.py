@@ -202,8 +202,8 @@ class OperatorStateSchema:
         try:
             if value["version"] != SCHEMA_VERSION:
                 raise IncompatibleFormatError(
-                    f"the state schema has version {value['version']}; this statelog reads version "
-                    f"{SCHEMA_VERSION}. Nothing is damaged: use the statelog that wrote it"
+                    f"the state schema has version {value['version']}; this version of statelog reads version "
+                    f"{SCHEMA_VERSION}. Nothing is damaged: use the version of statelog that wrote it"
                 )
             states = tuple(StateDescriptor.from_json(state) for state in value["states"])
             _check_unique(states)

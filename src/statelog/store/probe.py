@@ -185,7 +185,7 @@ class _Probe:
         if self._is_overwritten(name):
             raise self._error(_IGNORED, name)
         raise self._error(
-            f"{winners} writers of one name at the same time were told that they succeeded "
+            f"{winners} concurrent writers of the same name were all told that they succeeded "
             f"(round {number}): the server checks the condition If-None-Match: * before it stores "
             "the object",
             name,

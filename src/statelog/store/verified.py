@@ -131,7 +131,7 @@ def read_verified(
     raise StoreError(
         f"get {path} in {source.url} failed: {_READS} reads returned wrong bytes, different each time, "
         f"or fewer than the store reports (the last time: {failed}). The connection, a proxy or a "
-        "cache changes data on its way; the object itself may be intact. Try again, and look for the "
+        "cache changes data in transit; the object itself may be intact. Try again, and look for the "
         "cause there: going back to an older checkpoint does not help",
         path=path,
         url=source.url,

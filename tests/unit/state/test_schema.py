@@ -53,7 +53,9 @@ def test_a_dropped_variable_has_no_id():
 
 @pytest.mark.parametrize("version", [1, 99])
 def test_a_schema_of_a_different_version_is_not_called_corrupt(version):
-    with pytest.raises(IncompatibleFormatError, match=f"version {version}; this statelog reads"):
+    with pytest.raises(
+        IncompatibleFormatError, match=f"version {version}; this version of statelog reads"
+    ):
         OperatorStateSchema.from_json({**WHOLE.to_json(), "version": version})
 
 

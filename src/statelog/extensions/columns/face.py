@@ -83,8 +83,8 @@ class ColumnarTaskHandle(ExtendedHandle):
             state_id = schemas.state_id(stateName)
         except KeyError:
             raise UsageError(
-                f"init() asks for state {stateName!r} in a task, but did not ask for it on the driver; it must "
-                "ask for the same state everywhere"
+                f"init() declares state {stateName!r} in a task, but did not declare it on the driver; it must "
+                "declare the same state everywhere"
             ) from None
         descriptor = schemas.states[state_id]
         if descriptor.kind is not ColumnState.kind:

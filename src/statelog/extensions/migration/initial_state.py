@@ -396,7 +396,7 @@ def _refuse(schema: StructType | str, error: UsageError, struct: object) -> NoRe
     """Raise the error for values whose types must be declared."""
     raise UsageError(
         f"a task needs the types of {schema!r}, but cannot parse them from text: {error}. "
-        "Let init() declare them as a StructType"
+        "Declare them as a StructType in init()"
     ) from error
 
 

@@ -208,7 +208,7 @@ def frame_of_few_rows(session: SparkSession, table: pa.Table, schema: StructType
 def _sent(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:
     """Create the frame in the same way as `SparkConversionMixin._create_from_arrow_table`."""
     if table.schema.types != arrow_schema(schema).types:
-        raise Unfit("the rows have other types than the output")
+        raise Unfit("the rows and the output have different types")
     if session.conf.get(_LARGE_TYPES, "false") == "true":
         raise Unfit(f"{_LARGE_TYPES} is set")
     return _frame_of_batches(session, _filled(batches_of(table)), schema)

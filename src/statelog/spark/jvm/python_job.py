@@ -299,7 +299,7 @@ def _template(rows: DataFrame, function: ArrowFunction, output: StructType | str
     """Return the part that later jobs can reuse; reject sessions where PySpark does more."""
     context = rows.sparkSession.sparkContext
     if context.profiler_collector is not None:
-        raise Unfit("a profiler is on")
+        raise Unfit("a profiler is active")
     kind: Any = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
     udf: JavaObject = pandas_udf(function, output, kind)._unwrapped
     job: JavaObject = udf._judf

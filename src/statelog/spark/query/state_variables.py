@@ -338,7 +338,7 @@ def _refusal(kind: StateKind, method: str, name: str) -> Callable[..., NoReturn]
     def refuse(*_args: object, **_kwargs: object) -> NoReturn:
         raise DeletedStateError(
             f"{words}: state {name!r} was deleted by deleteIfExists() in init(), after init() had "
-            "asked for it; ask for it after the deletion, or leave the deletion out"
+            "declared it; declare it after the deletion, or omit the deletion"
         )
 
     return refuse

@@ -73,7 +73,7 @@ def _check_names(path: str, kind: DataType) -> None:
         if isinstance(part, StructType) and len(set(part.names)) < len(part.names):
             raise UsageError(
                 f"the input of a stateful operator: the column {inner!r} is a struct with two fields of "
-                f"one name ({', '.join(part.names):.200}), which Arrow cannot store: rename them, or omit "
+                f"the same name ({', '.join(part.names):.200}), which Arrow cannot store: rename them, or omit "
                 "the column"
             )
 

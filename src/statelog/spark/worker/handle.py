@@ -77,8 +77,8 @@ class TaskHandle(StateVariables):
             state_id = self._codec.schema.state_id(name)
         except KeyError:
             raise UsageError(
-                f"init() asks for state {name!r} in a task, but did not ask for it on the driver; it must ask "
-                "for the same state everywhere"
+                f"init() declares state {name!r} in a task, but did not declare it on the driver; it must declare "
+                "the same state everywhere"
             ) from None
         state = self._codec.states[state_id]
         descriptor = state.descriptor

@@ -89,8 +89,8 @@ def verify(
     lists the checkpoints that are lost.  This fences an active run.  It does not rewind the
     sources: if the query has a checkpointLocation, use `statelog rewind`.
 
-    Exit status 1 if an object is damaged or missing, was written by a newer statelog, cannot be
-    repaired, or could not be deleted.
+    Exit status 1 if an object is damaged or missing, was written by a newer version of statelog,
+    cannot be repaired, or could not be deleted.
 
     Examples:
         statelog verify s3://bucket/jobs/totals

@@ -85,8 +85,8 @@ class SinkBatch:
             return
         newest = "no micro-batch" if last is None else f"batch {last.batch_id} ({last.to_text()})"
         raise UnavailableError(
-            f"a second driver writes to {target}: it contains {newest} of {self.writer}, but this driver left "
-            f"{'none' if self.after is None else self.after.to_text()}"
+            f"a second driver is writing to {target}: it now contains {newest} from {self.writer}, but this driver last "
+            f"wrote {'nothing' if self.after is None else self.after.to_text()}"
         )
 
 

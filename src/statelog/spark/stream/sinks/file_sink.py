@@ -169,7 +169,7 @@ class FileEntries:
         elif newest != self._last:
             raise FencedError(
                 f"a different query writes to {self._path}: its newest entry is {newest}, but this query "
-                f"left it at {self._last}. Stop one of the two, or give each query a separate folder"
+                f"last wrote {self._last}. Stop one of the two, or give each query a separate folder"
             )
         self._announce(newest + 1, delivered)
         return newest + 1
