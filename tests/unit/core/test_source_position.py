@@ -119,7 +119,7 @@ def test_files_of_spark_that_are_cut_short_or_newer_are_named():
             parse_offsets(torn, "offsets/3")
     with pytest.raises(CorruptionError, match="offsets/3 is empty: a power failure"):
         parse_offsets(b"", "offsets/3")
-    with pytest.raises(IncompatibleFormatError, match=r"offsets/3 has the version b'v3'.*v1"):
+    with pytest.raises(IncompatibleFormatError, match=r"offsets/3 has version b'v3'.*v1"):
         parse_offsets(b"v3\n{}\n1", "offsets/3")
     with pytest.raises(CorruptionError, match="damaged source log, sources/0/1"):
         parse_files(entry(1).encode()[:-3], "sources/0/1")
