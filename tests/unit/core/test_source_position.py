@@ -115,7 +115,9 @@ def test_files_of_spark_that_are_cut_short_or_newer_are_named():
     named = parse_offsets(b"v2\n" + times + b'\none:{"a":1}\nother:-\nthird:7', "o")
     assert (7, 9, 3, None) == (named.watermark_ms, named.timestamp_ms, named.sources, named.offsets)
     for torn in (b"v1", b'v1\n{"x":1}', b"v1\nnothing\n1", b'v1\n{"x":\n1'):
-        with pytest.raises(CorruptionError, match="log of a query, offsets/3 at byte 3: truncated"):
+        with pytest.raises(
+            CorruptionError, match="damaged query offset log offsets/3, at byte 3: truncated"
+        ):
             parse_offsets(torn, "offsets/3")
     with pytest.raises(CorruptionError, match="offsets/3 is empty: a power failure"):
         parse_offsets(b"", "offsets/3")
