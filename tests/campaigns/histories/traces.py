@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from tests.campaigns.model.conformance import Event, attempt_number, check_trace
-from tests.campaigns.model.history import CHECKPOINT, CLAIM, NO_PARENT, Content
+from tests.campaigns.model.conformance import Event, attempt_number, check_trace, event_of
+from tests.campaigns.model.history import CHECKPOINT, CLAIM, Content
 from tests.support.locations.sequence_entries import decoded
 
 from statelog.checkpoint import CheckpointCoordinator
@@ -145,20 +145,16 @@ class Traces:
         if number is None:
             return result
         entry = decoded(path, joined(data))
-        if isinstance(entry, ClaimRecord):
-            self._note("claim", number, timeline=entry.timeline)
-            return result
+        event = event_of(entry)
         owner = self._acting[-1]
-        if owner.restored is not None:
-            number_of_base, timeline = owner.restored
-            self._note("restored", number_of_base, timeline=timeline)
-            owner.restored = None
-        attempts = owner.trace.attempts.setdefault((owner.name, number), [])
-        _, _, _, parent, timeline, ancestors = _content(entry)
-        attempt = attempt_number(attempts, entry.attempt)
-        self._note(
-            "put", number, parent=parent, attempt=attempt, timeline=timeline, ancestors=ancestors
-        )
+        if not isinstance(entry, ClaimRecord):
+            if owner.restored is not None:
+                number_of_base, timeline = owner.restored
+                self._note("restored", number_of_base, timeline=timeline)
+                owner.restored = None
+            attempts = owner.trace.attempts.setdefault((owner.name, number), [])
+            event["attempt"] = attempt_number(attempts, entry.attempt)
+        self._note(number=number, **event)
         return result
 
     def _list_folders(self, listing: Callable[..., Any], prefix: str = "") -> Any:
@@ -211,8 +207,7 @@ def _is_stored(store: LocationStore, path: str) -> bool:
 
 def _content(entry: Any) -> Content:
     """Return an entry as the model has it."""
-    if isinstance(entry, ClaimRecord):
-        return CLAIM, _NOBODY, entry.timeline
-    parent = NO_PARENT if entry.parent_id is None else entry.parent_id
-    ancestors = tuple((end.number, end.last_id) for end in entry.timeline.ancestors)
-    return CHECKPOINT, _NOBODY, 0, parent, entry.timeline.number, ancestors
+    event = event_of(entry)
+    if event["kind"] == "claim":
+        return CLAIM, _NOBODY, event["timeline"]
+    return CHECKPOINT, _NOBODY, 0, event["parent"], event["timeline"], event["ancestors"]

@@ -13,7 +13,7 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from tests.campaigns.model.explorer import State
 from tests.campaigns.model.history import CHECKPOINT, CLAIM, Content
@@ -30,6 +30,8 @@ from tests.campaigns.model.sequence import (
 )
 
 from statelog.errors import check
+from statelog.format.checkpoint_record import ClaimRecord
+from statelog.model import CompletedCheckpoint
 
 _MANY = 10**9
 _NO_ANSWER = ".*no answer, under way"
@@ -194,6 +196,18 @@ def attempt_number(attempts: list[str], attempt: str) -> int:
     if attempt not in attempts:
         attempts.append(attempt)
     return attempts.index(attempt)
+
+
+def event_of(entry: CompletedCheckpoint | ClaimRecord) -> dict[str, Any]:
+    """Return the event in which an entry is stored, without its owner, number and attempt."""
+    if isinstance(entry, ClaimRecord):
+        return {"kind": "claim", "timeline": entry.timeline}
+    return {
+        "kind": "put",
+        "parent": -1 if entry.parent_id is None else entry.parent_id,
+        "timeline": entry.timeline.number,
+        "ancestors": tuple((end.number, end.last_id) for end in entry.timeline.ancestors),
+    }
 
 
 def numbers_of(events: Iterable[Event]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.campaigns.model.conformance import Event, attempt_number, check_trace
+from tests.campaigns.model.conformance import Event, attempt_number, check_trace, event_of
 from tests.campaigns.simulation.interleaved_owners import InterleavedWorld
 from tests.campaigns.simulation.owners import Rewinding, World, simulate
 from tests.support.locations.sequence_entries import decoded
@@ -37,19 +37,11 @@ class TracedStore(DictStore):
         if number is None:
             return
         entry = decoded(path, self.objects[path][0])
-        if isinstance(entry, ClaimRecord):
-            self._world.note("claim", number, entry.owner_id, timeline=entry.timeline)
-            return
-        attempts = self._world.attempts.setdefault((entry.owner_id, number), [])
-        self._world.note(
-            "put",
-            number,
-            entry.owner_id,
-            parent=-1 if entry.parent_id is None else entry.parent_id,
-            attempt=attempt_number(attempts, entry.attempt),
-            timeline=entry.timeline.number,
-            ancestors=tuple((end.number, end.last_id) for end in entry.timeline.ancestors),
-        )
+        event = event_of(entry)
+        if not isinstance(entry, ClaimRecord):
+            attempts = self._world.attempts.setdefault((entry.owner_id, number), [])
+            event["attempt"] = attempt_number(attempts, entry.attempt)
+        self._world.note(number=number, owner=entry.owner_id, **event)
 
     def list_folders(self, prefix: str = "") -> Any:
         # What is there is decided by the request, before the world goes on.
