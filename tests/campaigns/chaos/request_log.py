@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from tests.campaigns.model.conformance import event_of
 from tests.support.locations.sequence_entries import decoded
 
 from statelog.checkpoint import CheckpointCoordinator
@@ -93,23 +94,6 @@ class RequestLog:
         return self._owners.get(location, self._process)
 
 
-def _entry_event(path: str, data: Any) -> dict[str, Any]:
-    """Return the event of a put of an entry."""
-    number = parse_checkpoint_metadata(path)
-    entry = decoded(path, joined(data))
-    if isinstance(entry, ClaimRecord):
-        return {"kind": "claim", "number": number, "timeline": entry.timeline}
-    parent = -1 if entry.parent_id is None else entry.parent_id
-    return {
-        "kind": "put",
-        "number": number,
-        "parent": parent,
-        "attempt": entry.attempt,
-        "timeline": entry.timeline.number,
-        "ancestors": [(end.number, end.last_id) for end in entry.timeline.ancestors],
-    }
-
-
 def log_requests(journal: Path) -> None:
     """Note the requests of this process from now on; for a process of its own, as it is not undone."""
     log = RequestLog(journal)
@@ -136,7 +120,12 @@ def log_requests(journal: Path) -> None:
         return [] if number is None else [{"kind": kind, "number": number}]
 
     def of_put(path: str, data: Any) -> list[dict[str, Any]]:
-        return [] if parse_checkpoint_metadata(path) is None else [_entry_event(path, data)]
+        number = parse_checkpoint_metadata(path)
+        if number is None:
+            return []
+        entry = decoded(path, joined(data))
+        attempt = {} if isinstance(entry, ClaimRecord) else {"attempt": entry.attempt}
+        return [{"number": number, **event_of(entry), **attempt}]
 
     def of_listing(prefix: str = "") -> list[dict[str, Any]]:
         return [] if prefix else [{"kind": "listed", "number": -1}]
