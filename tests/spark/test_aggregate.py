@@ -55,8 +55,7 @@ def assert_same(actual: Sequence[Row], expected: Sequence[Row], *close: str) -> 
 def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
     spark, tmp_path, seed, delivery, zone
 ):
-    pytest.importorskip("datasketches")
-    rng, both = random.Random(seed), FUNCTIONS | DISTINCT
+    rng = random.Random(seed)
     source = BatchSource(spark, tmp_path / "in", COLUMNS)
     query = Query(source, tmp_path, delivery=delivery, **FREQUENT_SNAPSHOTS)
     for tasks in (2, 1, 3):
@@ -67,7 +66,7 @@ def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
             newest = spark.read.parquet(str(source.folder / f"{source.count:05}.parquet"))
             touched = (
                 seen.groupBy("name", "place")
-                .agg(*columns_of_spark(both))
+                .agg(*columns_of_spark(FUNCTIONS))
                 .alias("r")
                 .join(
                     newest.select("name", "place").distinct().alias("k"),
@@ -76,7 +75,7 @@ def test_each_micro_batch_gives_the_aggregates_of_all_rows_so_far(
                 )
             )
             expected.append(touched.collect())
-        output = query.run("name", "place", tasks=tasks, **functions_of(both))
+        output = query.run("name", "place", tasks=tasks, **functions_of(FUNCTIONS))
         for rows, rows_of_spark in zip(output, expected, strict=True):
             assert_same(rows, rows_of_spark, "spread", "mean_int")
 
@@ -101,6 +100,32 @@ def test_a_batch_frame_is_aggregated_by_spark(spark, tmp_path):
     expected = frame.groupBy("name").agg(*columns_of_spark(both))
     assert out.columns == expected.columns
     assert_same(out.collect(), expected.collect(), "spread", "mean_int")
+
+
+def test_distinct_values_are_counted_approximately(spark, tmp_path):
+    pytest.importorskip("datasketches")
+    rng = random.Random(4)
+    source = BatchSource(spark, tmp_path / "in", "name string, number bigint, at timestamp")
+    for _ in range(3):
+        numbers = [rng.randrange(3000) for _ in range(2000)]
+        source.add(
+            [(f"k{number % 2}", number, NOON + timedelta(seconds=number)) for number in numbers]
+        )
+    query = Query(source, tmp_path, tasks=2)
+    functions = {
+        "numbers": F.approx_count_distinct("number", rsd=0.02),
+        "moments": F.approx_count_distinct("at", rsd=0.02),
+        "none": F.approx_count_distinct(sf.lit(None).cast("date")),
+    }
+    *_, newest = query.run("name", **functions)
+    seen = spark.read.schema(source.schema).parquet(str(source.folder))
+    exact = seen.groupBy("name").agg(sf.countDistinct("number").alias("n")).collect()
+    expected = {row["name"]: row["n"] for row in exact}
+    assert len(newest) == 2
+    for row in newest:
+        assert row.numbers == pytest.approx(expected[row.name], rel=0.1)
+        assert row.moments == pytest.approx(expected[row.name], rel=0.1)
+        assert row.none == 0
 
 
 WINDOWS = {

@@ -223,7 +223,7 @@ def test_event_time_is_carried_through_as_spark_does(spark, tmp_path):
         return lambda *args, **named: transform_with_state(grouped, *args, **named)
 
     assert expected == run(ours, "ours")
-    assert 3 == len(expected)
+    assert {("odd", 7), ("even", 11)} <= {(row.kind, row.amount) for row in expected}
 
 
 def test_impossible_chains_are_refused_at_the_call(chain, spark):

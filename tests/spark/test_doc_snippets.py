@@ -17,7 +17,8 @@ def wait_for_batches(query: StreamingQuery) -> None:
         return any(batch.numInputRows and batch.batchId for batch in query.recentProgress)
 
     until(lambda: has_rows() or not query.isActive, "a micro-batch with rows")
-    assert has_rows(), query.exception()
+    assert query.exception() is None
+    assert has_rows()
 
 
 @pytest.fixture
