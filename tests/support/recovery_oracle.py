@@ -497,11 +497,13 @@ class World:
         self.seen["evolved"] += 1
 
     def damage_files(self) -> None:
+        """Flip a bit of each file of the host, and let new workers find them."""
         for path in sorted(self.folder.rglob("*.run")):
             data = bytearray(path.read_bytes())
             data[self.rng.randrange(len(data))] ^= 0x40
             path.unlink()  # a mapped file must not change under its readers
             path.write_bytes(data)
+        self.workers = [self.worker() for _ in self.workers]
 
     def run(self, batches: int = 12) -> None:
         for _ in range(batches):
