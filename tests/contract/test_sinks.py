@@ -237,7 +237,9 @@ class TestIceberg(SinkContract):
 
         monkeypatch.setattr(iceberg, "fail_point", race)
         if rival == "the same batch":
-            with pytest.raises(UnavailableError, match="second driver writes to the Iceberg table"):
+            with pytest.raises(
+                UnavailableError, match="second driver is writing to the Iceberg table"
+            ):
                 sink.write(batch(1, after=batch(0)))
             self.check(sink, 0, 1)
         else:
