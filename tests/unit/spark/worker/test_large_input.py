@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 from tests.support.jobs.pandas_input import SETTINGS
-from tests.support.jobs.task_query import ALL, Counting, Query, arrow_input, counting, numbers
+from tests.support.jobs.task_query import (
+    ALL,
+    INITIAL,
+    Counting,
+    Query,
+    arrow_input,
+    counting,
+    numbers,
+    of_initial,
+)
 from tests.support.spark.random_programs import (
     EPOCH_MS,
     OUTPUT,
@@ -27,6 +36,7 @@ from tests.support.spark.random_programs import (
 
 from statelog.errors import StoreError
 from statelog.spark import StatefulProcessor
+from statelog.spark.driver.batch_frame import BatchFrameSpec, batch_task
 from statelog.spark.driver.batch_reports import figures_of
 from statelog.spark.query.ddl import parse_ddl
 from statelog.spark.rows.formats import PandasRowFormat, RowFormat, SparkRowFormat
@@ -176,6 +186,28 @@ def test_the_rows_of_one_key_are_read_while_the_processor_asks(
     reads.clear()
     counting(tmp_path / "first", 500_000, First()).run(batches, forget=True)
     assert len(reads) < every
+
+
+@pytest.mark.parametrize("flavour", ["row", "batch"])
+def test_initial_state_in_parts_gives_the_same(flavour: str, tmp_path: Path) -> None:
+    mixed = of_initial(True, numbers(2_000, 900, 1)) + of_initial(False, numbers(1_000, 1_200, 2))
+    random.Random(1).shuffle(mixed)
+    runs: list[Any] = []
+    for bound in (sys.maxsize, 100_000):
+        query = counting(tmp_path / str(bound), bound, initial=INITIAL)
+        if flavour == "batch":
+            frame = BatchFrameSpec(
+                context=query.spec.context, rows=query.spec.rows, schema=query.spec.state.schema,
+                key_groups=ALL, backend=query.spec.state.backend,
+            )  # fmt: skip
+            output = batch_task(frame, iter(mixed))
+            runs.append(by_key([row for batch in output for row in batch.to_pylist()]))
+            continue
+        rows = by_key(query.run(mixed, forget=True))
+        keys = {key for group in query.tables().values() for key in group[0]}
+        assert query.acks[0].count("keys") == len(keys)
+        runs.append((rows, query.tables()))
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("staged", [True, False])
