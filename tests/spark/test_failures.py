@@ -103,18 +103,23 @@ def test_the_sentence_comes_first_and_a_fix_restarts_exactly(job, fault, deliver
         wait(query)
     with pytest.raises(StreamingQueryException, match=sentence):
         query.processAllAvailable()
-    for text in (str(raised.value), str(query.exception())):
-        statelogs, _, sparks = text.partition("\n\n")
-        assert re.search(sentence, statelogs)
-        if fault in ("rows", "sys.exit", "os._exit"):
-            assert ", in handleInputRows\n" in statelogs  # the user's lines
-        assert "statelog/spark/" not in statelogs  # and no others
-        assert "FOREACH_BATCH_USER_FUNCTION_ERROR" in sparks or "Python Proxy" in sparks
-        assert len(text) < 3500
-    # Whoever reads Spark's log or listens to its events has only Spark's text.
-    assert f"Return Message: statelog.errors.{statelogs[:60]}" in sparks
+    assert re.search(sentence, str(query.exception()).partition("\n\n")[0])
+    if fault in ("rows", "sys.exit", "os._exit", "killed"):
+        for text in (str(raised.value), str(query.exception())):
+            check_parts(text, has_lines=fault != "killed")
     job.run(processor=Faulty("none"), tasks=3)
     assert totals_of(GOOD_ROWS) == job.take_in_order()
+
+
+def check_parts(text: str, *, has_lines: bool) -> None:
+    """Check that statelog's sentence and the user's lines come before Spark's text."""
+    statelogs, _, sparks = text.partition("\n\n")
+    assert has_lines == (", in handleInputRows\n" in statelogs)
+    assert "statelog/spark/" not in statelogs
+    assert "FOREACH_BATCH_USER_FUNCTION_ERROR" in sparks or "Python Proxy" in sparks
+    assert len(text) < 3500
+    # Whoever reads Spark's log or listens to its events has only Spark's text.
+    assert f"Return Message: statelog.errors.{statelogs[:60]}" in sparks
 
 
 def test_a_processor_that_cannot_be_shipped_is_refused_at_once(job):

@@ -88,9 +88,22 @@ def shuffled(frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFra
     return aggregator.partitioned(frame, tasks, is_small=is_small)
 
 
-def test_each_micro_batch_has_one_shuffle_and_spark_plans_the_aggregation_once(
-    spark, tmp_path, monkeypatch
-):
+def test_a_micro_batch_of_a_query_has_one_shuffle(spark, tmp_path):
+    session = spark.newSession()  # with the settings that users have
+    rows(session).write.parquet(str(tmp_path / "in"))
+    has_one_shuffle = []
+
+    def batch(frame: DataFrame, batch_id: int) -> None:
+        has_one_shuffle.append(one_shuffle(frame, 2) is not None)
+        check(shuffled(frame, 2), rows(session), 2)
+
+    stream = session.readStream.schema(rows(session).schema).parquet(str(tmp_path / "in"))
+    query = stream.writeStream.foreachBatch(batch).trigger(availableNow=True).start()
+    wait(query)
+    assert [True] == has_one_shuffle
+
+
+def test_spark_plans_the_aggregation_once_for_all_micro_batches(spark, tmp_path, monkeypatch):
     session = spark.newSession()  # with the settings that users have
     parts = [rows(session).where(f"value % 3 = {rest}") for rest in range(3)]
     for part in parts:
@@ -105,7 +118,6 @@ def test_each_micro_batch_has_one_shuffle_and_spark_plans_the_aggregation_once(
     aggregator = PreAggregator(COUNT, GROUPS)
 
     def batch(frame: DataFrame, batch_id: int) -> None:
-        assert one_shuffle(frame, 2) is not None
         check(aggregator.partitioned(frame, 2), frame, 2)
 
     stream = session.readStream.schema(parts[0].schema).option("maxFilesPerTrigger", 1)
