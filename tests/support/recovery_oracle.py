@@ -55,6 +55,8 @@ NAMES = ("value", "value_ttl", "list", "list_ttl", "map", "map_ttl", "timers")
 TIMERS = "$timers"
 BATCH_MS = 70_000
 TTL_MS = 150_000
+DUE = 4
+"""Timers of the first half of the times that are drawn are due."""
 
 Change = tuple[int, str, str, Any]
 """(key, variable, what is done, its argument)."""
@@ -352,7 +354,14 @@ class World:
         for key in range(KEYS):
             if key % GROUPS in part:
                 keys.setdefault(key % GROUPS, []).append((key,))
+        timers = self.codec.schema.state_id(TIMERS)
         with self.small_arrays():
+            worker.prepare_due(part, timers, DUE)
+            due = sorted(
+                (key[0], time)
+                for key_group in part
+                for time, key in worker.groups[key_group].timers_due(timers, DUE)
+            )
             worker.prepare(keys)
         objects = Objects(self.codec, self.mode.names, self.now_ms)
         cells: Cells = {}
@@ -365,6 +374,10 @@ class World:
                     cells[key[0], name] = objects.cell(name)
             there = {key for table in group.tables for key in table}
             assert there <= set(members), f"key group {key_group} has keys of others"
+        times = [
+            (key, time) for key, name in cells if name == "timers" for time in cells[key, name]
+        ]
+        assert sorted(timer for timer in times if timer[1] <= DUE) == due
         return without_empty(cells)
 
     # --- attempts -------------------------------------------------------------------------------
