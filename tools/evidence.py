@@ -68,7 +68,7 @@ NEVER_TRIED = """
 - **Apache Kafka's own broker, and Iceberg REST catalogs.** The tests used the Tansu broker and PyIceberg's SQLite catalog ([sinks](how-to/exactly-once-sinks.md)).
 - **Windows and macOS.** Every campaign ran on Linux.
 - **Weeks of run time.** The table above shows how long the longest campaign ran.
-- **Power loss.** SIGKILL ends a process, but the operating system keeps the data that the process wrote. No machine lost power in a test.
+- **Power loss.** SIGKILL ends a process, but the operating system keeps the data that the process wrote. We did not test a loss of power.
 """
 
 

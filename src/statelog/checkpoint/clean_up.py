@@ -305,7 +305,7 @@ def tag_releases(store: ObjectStore) -> tuple[ParentRelease, ...]:
 def _release_parents(
     store: ObjectStore, needed: frozenset[str], *, apply: bool
 ) -> tuple[ParentRelease, ...]:
-    """Delete the tags that pin checkpoints in parents that a location no longer needs."""
+    """Unpin the checkpoints in the parents that a location no longer needs."""
     if not isinstance(store, LocationStore):
         return ()
     return tuple(

@@ -112,7 +112,9 @@ def rewrite_metadata(
         except UsageError:
             if not compress:
                 raise
-    raise InvariantError("a metadata file that cannot be framed is written plain")
+    raise InvariantError(
+        "a metadata file that is too large for frames must be written without them"
+    )
 
 
 class _InlineSetRelocator:

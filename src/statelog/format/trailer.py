@@ -90,7 +90,7 @@ class GroupIndex(Sequence[GroupEntry]):
         """Decode *count* groups at *position* in *data*."""
         packed = data[position : position + count * cls.ENTRY_SIZE]
         if len(packed) != count * cls.ENTRY_SIZE:
-            raise ValueError(f"{count} groups do not fit")
+            raise ValueError(f"{count} key groups take up more bytes than follow")
         return cls(packed)
 
     @property

@@ -158,7 +158,7 @@ class ThreadLock(_RLock):
 
     def __enter__(self) -> bool:
         if self._is_owned():
-            raise InvariantError("a thread acquired a lock of the changelog storage twice")
+            raise InvariantError("a thread acquired the same lock of a changelog storage twice")
         try:
             return self.acquire()
         except BaseException:

@@ -169,7 +169,7 @@ class TaskMailbox(ClosesAtExit):
             self._changed.notify_all()
 
     def _wait(self, deadline_s: float) -> bool:
-        """Wait for a command or for the end of a future; return False if neither came."""
+        """Wait for a command, or for a future to complete; return False if neither happened."""
         with self._changed:
             self._changed.wait_for(
                 lambda: bool(self._commands) or self._woken or self._closed,

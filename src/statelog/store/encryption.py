@@ -117,7 +117,7 @@ def load_keys(source: object) -> EncryptionKeys:
         text = os.environ.get(name)
         if text is None:
             raise InvalidOptionsError(
-                f"the environment variable {name} with the encryption keys is not set"
+                f"the environment variable {name}, which must contain the encryption keys, is not set"
             )
         return EncryptionKeys.parse(text, f"the environment variable {name}")
     if isinstance(source, str) and kind == "file" and name:

@@ -251,7 +251,7 @@ def test_keys_come_from_a_variable_a_file_or_a_function(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("env:NOT_SET", "NOT_SET with the encryption keys is not set"),
+        ("env:NOT_SET", "NOT_SET, which must contain the encryption keys, is not set"),
         ("env:", "use env:NAME, file:PATH"),
         ("file:/no/such/file", "cannot be read"),
         ("secret-in-the-wrong-place", "use env:NAME, file:PATH"),

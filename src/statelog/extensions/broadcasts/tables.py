@@ -247,7 +247,7 @@ def refuse_frames(settings: QuerySettings) -> None:
     for name, broadcast in sources_of(settings).items():
         if isinstance(broadcast.source, DataFrame) or is_connect(broadcast.source):
             raise UsageError(
-                f"the broadcast table {name!r} is a frame of Spark Connect, which the server cannot read "
+                f"the broadcast table {name!r} is a Spark Connect DataFrame, which the server cannot read "
                 "for each micro-batch: pass a function that runs in the server and returns an Arrow "
                 "table or a list of rows"
             )

@@ -121,7 +121,7 @@ class MemoryInWorker:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         if self._memory is None:
-            raise InvariantError("the memory sink was not given the session of the worker")
+            raise InvariantError("the memory sink was not given the worker's session")
         self._memory(frame, batch_id)
 
 

@@ -45,7 +45,7 @@ What the setting `record` asked for, and dead letters.
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """
-    The error of a key whose processing failed.
+    The error for a key whose processing failed.
 
     Args:
         method: The processor's method, or "" where a value of its state did not fit.

@@ -147,7 +147,7 @@ def typed_rows(produced: object, columns: StructType, batch_id: int, timezone: s
 def format_of(
     *, in_pandas: bool, timezone: str, columns: StructType | None = None
 ) -> PandasRowFormat | SparkRowFormat:
-    """Return the row format of a test, with Spark's default settings."""
+    """Return a row format for use in tests, with Spark's default settings."""
     if not in_pandas:
         return SparkRowFormat()
     from statelog.spark.rows.pandas_input import PandasSettings  # the import of pandas takes time

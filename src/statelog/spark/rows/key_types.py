@@ -227,7 +227,7 @@ def grouping_keys(columns: StructType) -> StructType:
             rule = rule_of(kind)
             if rule.grouping is _REJECTED:
                 raise UsageError(
-                    f"state by the key {path!r} of type {kind.simpleString():.100} is not possible: "
+                    f"the column {path!r} of type {kind.simpleString():.100} cannot be a key: "
                     f"{rule.note}"
                 )
     return plain_columns(columns)

@@ -406,7 +406,7 @@ def _decimal_sums(left: Parts, right: Parts, title: str, *, is_ansi: bool) -> Pa
     if is_ansi and pc.any(pc.and_(has_value, pc.is_null(sums)), min_count=0).as_py():
         raise ArithmeticError(
             f"{title}: a sum does not fit into {sums.type}; cast the column to a narrower decimal, "
-            "or set spark.sql.ansi.enabled to false for null instead"
+            "or set spark.sql.ansi.enabled to false to get null instead"
         )
     return {"sum": sums, "some": has_value}
 

@@ -182,7 +182,7 @@ def forget(
         bool,
         typer.Option(
             "--now",
-            help="Delete all stored data of the key at once, and discard older checkpoints.",
+            help="Delete all data stored for the key immediately, and discard older checkpoints.",
         ),
     ] = False,
     apply: options.Apply = False,
