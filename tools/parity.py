@@ -27,12 +27,12 @@ deliberate differences of state and time.
 SUITES = """\
 ## Spark's own tests
 
-We ran Spark's test classes for transformWithState with `enable(spark)` and the state in the checkpointLocation. All tests pass, except for these:
+We ran Spark's test classes for transformWithState with `enable(spark)`, the state in the checkpointLocation, and `dropState=*`, because two of the tests remove fields. All tests pass, except for these:
 
 | Test | Why it fails |
 |---|---|
 | `chaining_ops` | runs an aggregation of Spark's after the operator, which is rejected because its state would be outside of the checkpoint. Aggregate before the operator, in a processor after it, or in a second query |
-| `list_state_metadata`, `value_state_metadata`, `restart_with_multiple_rows_init_state`, `timers_single_partition` | read the sources `statestore` and `state-metadata`, which describe Spark's own state store |
+| `list_state_metadata`, `value_state_metadata`, `restart_with_multiple_rows_init_state`, `timers_single_partition` of the state-variable classes | read the sources `statestore` and `state-metadata`, which describe Spark's own state store |
 | `bytes_limit`, `records_limit`, with a base folder instead of `checkpoint` | start two queries of one name. A base folder identifies a query by its name, so `start` rejects the second ([settings](settings.md)) |
 | `query_restarts`, on Spark Connect | writes `.format("parquet")`, which is rejected there ([alternatives](../how-to/connect.md#what-is-rejected-and-what-to-do)) |
 | `schema_evolution_fails`, on Spark Connect | asserts about the first of several rows, whose order is not defined |

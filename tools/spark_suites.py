@@ -6,8 +6,8 @@ Run Spark's own test classes of transformWithState on statelog, from a checkout 
 
 No package of PySpark contains its tests, so the checkout has to be there: only the folder
 `python/pyspark/sql/tests` of it is read.  The classes run unchanged.  What is added is
-`enable(spark)` with `stateLocation=checkpoint`, and on Spark Connect a folder for checkpointLocations,
-which is required there.  The tests of `expected_of` have to fail, every other one has to pass.
+`enable(spark)` with `stateLocation=checkpoint` and `dropState=*`, and on Spark Connect a folder for
+checkpointLocations, which is required there.  The tests of `expected_of` have to fail, every other one has to pass.
 """
 
 import argparse
