@@ -140,7 +140,7 @@ def test_a_frame_of_something_else_is_rejected() -> None:
 def test_types_that_cannot_be_read_from_text_are_asked_for() -> None:
     variable = initial_state._ValueVariable("total", None, "n uncommon")
     for is_utc in (False, True):
-        with pytest.raises(UsageError, match="declare them as a StructType"):
+        with pytest.raises(UsageError, match="Declare them as a StructType"):
             variable.value({"n": 7}, is_utc)
 
 

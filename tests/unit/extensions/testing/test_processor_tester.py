@@ -375,6 +375,6 @@ class Changing(StatefulProcessor):
 
 
 def test_a_variable_that_the_driver_does_not_know_of_fails_in_init() -> None:
-    message = r"Changing\.init failed .*'two' in a task, but did not ask"
+    message = r"Changing\.init failed .*'two' in a task, but did not declare"
     with pytest.raises(ProcessorError, match=message):
         ProcessorTester(Changing()).test("a", [])
