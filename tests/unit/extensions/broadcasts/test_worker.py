@@ -42,6 +42,7 @@ RULES = "op string, factor long"
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)
 @settings(max_examples=30, deadline=None)
 @given(
     steps=st.lists(

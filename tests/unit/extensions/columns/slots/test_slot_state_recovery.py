@@ -106,7 +106,7 @@ class SlotWorld(World):
                     draw_change(self.rng, key, self.mode.names)
                     for _ in range(self.rng.randrange(1, 4))
                 ]
-        write(worker, changes)
+        write(worker, changes, self.codec.schema.states[0].value_schema.names)
         handle = self.persist(part, checkpoint_id, worker.table.changes())
         if handle is not None:
             worker.stage(checkpoint_id, base_id, handle.state_handle_id, part)
@@ -120,7 +120,7 @@ class SlotWorld(World):
         return handle, materialized, changes
 
 
-def write(worker: SlotState, changes: Mapping[int, list[Change]]) -> None:
+def write(worker: SlotState, changes: Mapping[int, list[Change]], fields: list[str]) -> None:
     """Write the changes of all keys, the first of each together, then the second, ..."""
     values, timers = ColumnState(worker.table, 0), ColumnTimers(worker.table, 1)
     for step in range(3):
@@ -135,7 +135,7 @@ def write(worker: SlotState, changes: Mapping[int, list[Change]]) -> None:
             if what == "clear":
                 values.clear(keys)
             elif name == "value":
-                values.put(keys, {"n": pa.array(arguments, pa.int64())})
+                values.put(keys, dict.fromkeys(fields, pa.array(arguments, pa.int64())))
             else:
                 getattr(timers, what)(keys, np.array(arguments))
 
