@@ -80,8 +80,8 @@ def verify(
     checkpoints were deleted: to check for that, pass the newest checkpoint that you know of to
     --at-least.
 
-    --repair deletes objects that are provably unnecessary: temporary objects and files left by killed
-    writes, checkpoint metadata from an interrupted clean-up, and objects of unfinished
+    --repair deletes objects that are provably unnecessary: temporary objects and files left by
+    killed writes, checkpoint metadata from an interrupted clean-up, and objects of unfinished
     checkpoints.  It never deletes claims, unknown names, damaged checkpoints, or objects younger
     than --min-age.
 
