@@ -13,9 +13,9 @@ ROW = re.compile(r"^\|(?! (?:Spark|Case|#)|---).*$", re.MULTILINE)
 
 @pytest.mark.parametrize(("text", "rows"), [(PARITY, 61), (ATTACKS, 20)], ids=["parity", "attacks"])
 def test_each_row_names_tests_that_exist(text: str, rows: int) -> None:
-    found = ROW.findall(text)
-    assert len(found) >= rows
-    assert [] == [row for row in found if not NAMED.search(row)]
+    table_rows = ROW.findall(text)
+    assert len(table_rows) >= rows
+    assert [] == [row for row in table_rows if not NAMED.search(row)]
     missing = [f"{file}::{test}" for file, test in NAMED.findall(text) if not is_there(file, test)]
     assert [] == missing
 

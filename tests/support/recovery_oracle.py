@@ -504,8 +504,8 @@ class World:
     def evolve(self) -> None:
         """Start the query again with one more field in each value."""
         self.fields += 1
-        wanted = schema_of(self.mode.names, self.fields)
-        self.codec = OperatorCodec(evolve(self.codec.schema, wanted, now_ms=self.now_ms))
+        declared = schema_of(self.mode.names, self.fields)
+        self.codec = OperatorCodec(evolve(self.codec.schema, declared, now_ms=self.now_ms))
         self.workers = [self.worker() for _ in self.workers]
         self.seen["evolved"] += 1
 
