@@ -252,7 +252,7 @@ def test_other_types_are_rejected_by_name(switched):
                 lambda grouped=grouped: transform_with_state(grouped, Members(), OUTPUT),
                 lambda grouped=grouped: aggregate(grouped, F.count().alias("n")),
             ):
-                with pytest.raises(UsageError, match=f"the key {path} of type {reason}"):
+                with pytest.raises(UsageError, match=f"the column {path} of type {reason}"):
                     call()
 
 
