@@ -216,7 +216,7 @@ def errors(frame: DataFrame) -> dict[str, Any]:
         "Use F.count(), with": lambda: aggregate(by_name, sf.count("*").alias("n")),
         "the setting stateLocation": lambda: aggregate(by_name, n, stateLocaton="/tmp"),
         "outputMode Complete": lambda: aggregate(by_name, n, outputMode="complete"),
-        "requires that each key ends": lambda: aggregate(by_name, n, outputMode="append"),
+        "the watermark never passes keys of": lambda: aggregate(by_name, n, outputMode="append"),
         "withWatermark on the input": lambda: aggregate(by_window, n, outputMode="Append"),
         "session_window": lambda: aggregate(by_session, n),
         "duplicate columns name": lambda: aggregate(by_name, F.count().alias("name")),

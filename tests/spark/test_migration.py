@@ -404,7 +404,9 @@ def test_what_is_no_state_of_spark_is_refused(spark, tmp_path):
     # Here because there is a session: no JVM is needed to read these, see ddl.py.
     for text in TEXTS:
         assert parse_ddl(text) == spark._parse_ddl(text), text
-    with pytest.raises(Exception, match="is not a transformWithState; found: none"):
+    with pytest.raises(
+        Exception, match="is not a transformWithState operator; the operators there are: none"
+    ):
         spark_state(spark, str(tmp_path))
     processor = with_initial_state(Everything())
     row = Row(statelog_state={"other": {"n": 1}}, statelog_timers=None)

@@ -252,7 +252,7 @@ def test_a_timer_fires_without_data_and_ticks_with_nothing_due_leave_no_trace(jo
     job.run()
     job.source.add([(6, 10**9)])
     shutil.rmtree(job.state / f"chk-{committed(job.state)[-1]}")
-    with pytest.raises(Exception, match="they do not belong together"):
+    with pytest.raises(Exception, match="the two do not match"):
         job.run()
 
 

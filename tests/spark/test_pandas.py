@@ -90,7 +90,9 @@ def test_initial_state_of_rows_is_seen_once_over_crash_and_replay(spark, tmp_pat
 def test_wrong_initial_state_is_refused(spark, tmp_path):
     source = BatchSource(spark, tmp_path / "input", "key int, amount bigint")
     job = Job(source, tmp_path, ["key"], Opening(), ROW_OUTPUT)
-    with pytest.raises(UsageError, match=r"grouped by \(string\), but the stream by \(int\)"):
+    with pytest.raises(
+        UsageError, match=r"grouped by \(string\), but the stream is grouped by \(int\)"
+    ):
         job.start(initialState=spark.createDataFrame([("a",)], "k string").groupBy("k"))
     with pytest.raises(UsageError, match="not of a stream"):
         job.start(initialState=source.frame().groupBy("key"))

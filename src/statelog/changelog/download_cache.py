@@ -117,8 +117,8 @@ class DownloadCache(ClosesAtExit):
         arguments.duration(idle_timeout, "idle_timeout", error=InvalidOptionsError)
         if not directories or max_bytes < 0:
             raise InvalidOptionsError(
-                f"a download cache needs a directory and a max_bytes of at least 0, not "
-                f"{list(directories)} and {max_bytes}"
+                f"a download cache needs at least one directory and a max_bytes value of at least 0; "
+                f"got {list(directories)} and {max_bytes}"
             )
         self._directories = [os.path.abspath(os.fspath(directory)) for directory in directories]
         self._owns_runtime = runtime is None

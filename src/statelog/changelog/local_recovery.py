@@ -341,4 +341,9 @@ class LocalBackup(ClosesAtExit):
         self._metrics.count("local_copy_errors")
         level = logging.DEBUG if self._warned else logging.WARNING  # once: a full disk stays so
         self._warned = True
-        _log.log(level, "no local copy %s (%s); a restore reads the store", copy.path, reason)
+        _log.log(
+            level,
+            "local copy %s is not available (%s); a restore will read from the store",
+            copy.path,
+            reason,
+        )

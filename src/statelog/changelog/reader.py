@@ -270,7 +270,7 @@ def _read_copy(
 
 def _set_aside(report: ReadReport, name: str, reason: str) -> None:
     report.set_aside.append((name, reason))
-    _log.warning("local copy %s is not used; the store is read instead: %s", name, reason)
+    _log.warning("cannot use the local copy %s; reading from the store instead: %s", name, reason)
 
 
 def _read_entries(
@@ -337,7 +337,7 @@ def _set_at(
             or entry.crc32c not in (None, position.crc32c)
         ):
             raise CorruptionError(
-                f"{where} does not contain a change set of the handle's size and checksum at "
+                f"{where} does not contain a change set with the handle's size and checksum at "
                 f"payload offset {offset}: the handle belongs to a different file",
                 path=where,
                 offset=offset,
@@ -471,8 +471,8 @@ class StateChangeFormat:
                 raise refused("each of change_sets", "a StateChangeSet", change_set)
             if change_set in places:
                 raise UsageError(
-                    f"change set {change_set.sqn} of log {change_set.log_id} appears twice; write "
-                    "each set once"
+                    f"change set {change_set.sqn} of log {change_set.log_id} appears twice; pass "
+                    "each change set only once"
                 )
             places[change_set] = segment.add(change_set)
         for piece in segment.finish():

@@ -211,7 +211,7 @@ class TaskChangelogRegistry(ClosesAtExit):
                 self._runtime.lock.notify_all()
             if error is not None and not isinstance(error, ClosedError):
                 _log.warning(
-                    "could not delete %s; it stays until the next clean-up: %s", path, error
+                    "could not delete %s; it remains until the next clean-up: %s", path, error
                 )
 
         self._runtime.discard_pool.submit(lambda: self._store.delete([path]), deleted)

@@ -317,7 +317,10 @@ class FsStateChangelogStorage(ClosesAtExit):
     @inline_bytes.setter
     def inline_bytes(self, size: int) -> None:
         if self._inline is None:
-            raise UsageError("this storage writes files only; pass inline_bytes when you create it")
+            raise UsageError(
+                "this storage writes all uploads to files; to store small uploads in their handles, "
+                "pass inline_bytes when you create the storage"
+            )
         self._inline.threshold_bytes = arguments.whole_number(size, "inline_bytes", low=0)
 
     def create_writer(

@@ -437,8 +437,8 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
 def interrupted_text(what: str, interrupt: BaseException) -> str:
     """Return the error message for calls made after an interrupt."""
     return (
-        f"{what} cannot be used: a {type(interrupt).__name__} interrupted a call of a writer of its "
-        "storage, so what the call did is unknown; close the storage and open it again"
+        f"{what} cannot be used: a {type(interrupt).__name__} interrupted a call to a writer of this "
+        "storage, so the outcome of the call is unknown; close the storage and open it again"
     )
 
 

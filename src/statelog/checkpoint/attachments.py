@@ -358,7 +358,9 @@ class AttachmentLog:
         except (StoreError, UnavailableError, UsageError) as error:
             if policy.is_required:
                 raise
-            _log.warning("checkpoint %d has no %s: %s", batch.checkpoint_id, policy.what, error)
+            _log.warning(
+                "checkpoint %d will not contain %s: %s", batch.checkpoint_id, policy.what, error
+            )
             return []
         # The new object has the tail's items, so the checkpoint names it in place of the tail.
         if tail is not None and joined is not None:
@@ -417,8 +419,8 @@ class AttachmentLog:
         ]
         if dropped:
             _log.warning(
-                "%d %s of checkpoint %d and earlier are dropped: a location stores at most %d such objects; "
-                "a shorter age retains fewer",
+                "%d %s of checkpoint %d and earlier were dropped, because a location stores at most %d such "
+                "objects; set a shorter age to retain fewer",
                 sum(attachment.count for attachment in dropped),
                 policy.what,
                 dropped[-1].newest,

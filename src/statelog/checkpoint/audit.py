@@ -192,7 +192,7 @@ def _read(store: ObjectStore, info: ObjectInfo, kind: type[_Part]) -> _Part:
     # Anybody with access to the store can put an object here, so its size is checked first.
     if info.size_bytes > OBJECT_BYTES_MAX:
         raise CorruptionError(
-            f"{path} is {info.size_bytes} bytes, but an audit line is at most {OBJECT_BYTES_MAX}: "
+            f"{path} is {info.size_bytes} bytes long, but the limit for an audit line is {OBJECT_BYTES_MAX}: "
             "a different program wrote it",
             path=path,
         )

@@ -226,7 +226,7 @@ def collect_garbage(
     listed = list(store.list())
     marked = reachable_objects(store)
     if marked is None:
-        reason = f"{store.url} holds neither a checkpoint nor a claim of statelog"
+        reason = f"{store.url} contains neither a checkpoint nor a claim by statelog"
         return CleanUpReport(unknown=len(listed), reason=reason, dry_run=not apply)
     # 2. What is not marked is an orphan, except claims, and entries newer than the newest marked one:
     #    they may be commits under way.
@@ -281,9 +281,8 @@ def reachable_objects(store: ObjectStore) -> frozenset[str] | None:
             raise unusable(
                 checkpoint_id,
                 "damaged",
-                f"retained checkpoint {checkpoint_id} cannot be read, so its objects are unknown and nothing "
-                f"is deleted: "
-                f"{error}",
+                f"retained checkpoint {checkpoint_id} cannot be read, so it is unknown which "
+                f"objects it needs, and nothing was deleted: {error}",
             ) from error
         marked.add(PATHS.metadata(checkpoint_id))
         marked.update(checkpoint.referenced_paths())

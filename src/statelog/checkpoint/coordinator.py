@@ -238,7 +238,7 @@ class CheckpointCoordinator:
             if claim is not None and checkpoint.checkpoint_id > claim.number:
                 self._fence(
                     f"checkpoint {checkpoint.checkpoint_id} of {self._store.url} was committed by "
-                    f"{checkpoint.owner_id!r} after claim {claim.number} of this owner"
+                    f"{checkpoint.owner_id!r} after this owner had made claim {claim.number}"
                 )
             check_key_groups(self._store.url, checkpoint, self._max_parallelism)
         # 3. Begin with it.  Everything that was learned of the history before is replaced.
@@ -272,8 +272,8 @@ class CheckpointCoordinator:
         """
         if self._claim is None or not self._restored:
             raise UsageError(
-                "call claim() and then restore() before the first checkpoint, and after one that was "
-                "declined with an unknown outcome: the location may have a different owner and other "
+                "call claim() and then restore() before the first checkpoint, and again after a "
+                "checkpoint was declined with an unknown outcome: the location may have a different owner and other "
                 "checkpoints"
             )
         # A checkpoint under way may be triggered again; a fenced ledger has its own error.
@@ -400,7 +400,9 @@ class CheckpointCoordinator:
         return prepare_commit(checkpoint, sections, compress=self._options.compress_metadata)
 
     def _fence(self, reason: str, cause: BaseException | None = None) -> NoReturn:
-        message = f"{self._owner_id!r} is fenced: {reason}. Stop; a restart continues the job"
+        message = (
+            f"{self._owner_id!r} is fenced: {reason}. Stop this driver; a restart continues the job"
+        )
         self._ledger.handle(Fenced(message), self._now_ns())
         self._prepared = None
         raise FencedError(message) from cause
@@ -560,7 +562,7 @@ def put_commit(store: ObjectStore, prepared: MetadataFile, pause: Callable[[floa
             pause,
         )
     except (CorruptionError, IncompatibleFormatError) as error:
-        raise FencedError(f"{path} exists and this owner did not write it: {error}") from error
+        raise FencedError(f"{path} exists, but this owner did not write it: {error}") from error
     if isinstance(entry, ClaimRecord):
         raise FencedError(f"a different owner has claimed the location: {describe_claim(entry)}")
     if isinstance(entry, StoredCheckpoint) and entry.checkpoint.attempt != checkpoint.attempt:

@@ -134,7 +134,7 @@ class EditSession:
     @property
     def _coordinator(self) -> CheckpointCoordinator:
         if self._claimed is None:
-            raise CheckpointError("claim the location before a commit", reason="unknown")
+            raise CheckpointError("claim the location before you commit", reason="unknown")
         return self._claimed
 
     @property
@@ -223,7 +223,7 @@ class EditSession:
         """
         base = self._base
         if base is None:
-            raise CheckpointError("claim a checkpoint before a commit", reason="unknown")
+            raise CheckpointError("claim a checkpoint before you commit", reason="unknown")
         # 1. All that the claimed checkpoint has, so that the query continues where it was.
         sections = _unreserved(read_checkpoint(self._store, base.checkpoint_id).sections)
         record = BatchRecord.of(base)

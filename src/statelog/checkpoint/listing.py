@@ -272,9 +272,8 @@ def checkpoint_id_of(store: ObjectStore, asked: CheckpointName, name: str = "che
         time = parse_time(text)
     except UsageError as error:
         raise UsageError(
-            f"{name} is {asked!r:.100}, which is not an id, not a tag of {store.url} (its tags: "
-            f"{', '.join(tags) or 'none'}), not {LATEST} or {EARLIEST}, and not an ISO 8601 time such as "
-            "2026-11-22T10:30:00+01:00"
+            f"{name} must be an id, a tag of {store.url} (its tags: {', '.join(tags) or 'none'}), {LATEST}, "
+            f"{EARLIEST}, or an ISO 8601 time such as 2026-11-22T10:30:00+01:00; got {asked!r:.100}"
         ) from error
     return find_checkpoint_at(store, time)
 
@@ -302,8 +301,8 @@ def parse_time(text: str) -> dt.datetime:
         time = dt.datetime.fromisoformat(text.strip())
     except ValueError as error:
         raise UsageError(
-            f"{text!r:.100} is not an ISO 8601 time such as 2026-11-22T10:30:00+01:00; without a "
-            "time zone it is UTC"
+            f"{text!r:.100} is not an ISO 8601 time such as 2026-11-22T10:30:00+01:00; a time "
+            "without a time zone is in UTC"
         ) from error
     return _with_zone(time)
 

@@ -116,7 +116,7 @@ def claim_location(
         entries.list_again()
     raise CheckpointError(
         f"could not claim {store.url} in {_ATTEMPTS} attempts: other owners keep taking it over; "
-        "is the job started more than once?",
+        "has the job been started more than once?",
         reason="contended",
     )
 

@@ -254,11 +254,11 @@ def refuse_unfinished_repartition(files: QueryFiles) -> None:
     if before is None or after is None or before == after:
         return
     raise CheckpointError(
-        f"batch {newest} in {files.url} is a repartition of Spark's own state store from {before} to {after} "
+        f"batch {newest} in {files.url} repartitions Spark's own state store from {before} to {after} "
         "partitions. Spark does not start a query after it, and cannot finish it, because the state "
         f"is in statelog. Delete the files {OFFSETS}/{newest} and {OFFSETS}/.{newest}.crc there, and "
-        "start the query again: it continues after its last micro-batch. The number of tasks is free "
-        "at every start (tasks)",
+        "start the query again: it continues after its last micro-batch. To change the number of "
+        "tasks, start the query with a different value of the setting tasks",
         reason="incompatible",
     )
 

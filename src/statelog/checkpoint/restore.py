@@ -163,7 +163,7 @@ def check_key_groups(url: str, checkpoint: CompletedCheckpoint, max_parallelism:
             checkpoint.checkpoint_id,
             "max_parallelism",
             f"checkpoint {checkpoint.checkpoint_id} of {url} was taken with {checkpoint.max_parallelism} key "
-            f"groups; max_parallelism {max_parallelism} cannot read it, because keys would move "
+            f"groups; a job with max_parallelism {max_parallelism} cannot read it, because keys would move "
             "between key groups. Use the number with which the job started",
         )
 
@@ -250,8 +250,8 @@ def _asked_for(entries: Entries, checkpoint_id: int) -> tuple[StoredCheckpoint, 
         raise unusable(
             checkpoint_id,
             "objects_missing",
-            f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects do not exist, first {missing[0]}; "
-            "restore a different checkpoint",
+            f"checkpoint {checkpoint_id} cannot be restored: {len(missing)} of its objects do not "
+            f"exist, the first is {missing[0]}; restore a different checkpoint",
             missing=missing,
         )
     if newest is None:

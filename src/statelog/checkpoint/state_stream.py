@@ -46,7 +46,7 @@ class Entropy:
         text(self.marker, "marker")
         whole_number(self.length, "length")
         if not self.marker or self.length < 1:
-            raise UsageError(f"entropy needs a marker and a length of at least 1, not {self!r}")
+            raise UsageError(f"entropy requires a marker and a length of at least 1; got {self!r}")
 
     def inject(self, path: str) -> str:
         """Return *path* with random characters in place of the marker, for data."""

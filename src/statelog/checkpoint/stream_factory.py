@@ -91,8 +91,8 @@ class FsCheckpointStateOutputStream(io.RawIOBase):
         super().__init__()
         if buffer_bytes < threshold_bytes:
             raise UsageError(
-                f"the buffer of {buffer_bytes} bytes is smaller than the threshold of "
-                f"{threshold_bytes}"
+                f"the write buffer ({buffer_bytes} bytes) is smaller than the threshold "
+                f"({threshold_bytes} bytes); use a larger buffer"
             )
         self._store = store
         self._directory = directory
@@ -344,7 +344,7 @@ def _copy(
             raise
         return replace(handle, path=path)
     raise StoreError(
-        f"could not copy {handle.path} in {store.url}: objects with all {attempts} names exist; "
+        f"could not copy {handle.path} in {store.url}: all {attempts} names that were tried exist already; "
         "try again",
         path=handle.path,
     )

@@ -359,8 +359,8 @@ def _verify_segment(data: memoryview, path: str, need: _Need) -> int:
         end = decode_change_set(segment.payload, offset, where=path).end
         if entry.size_bytes is not None and end - offset != entry.size_bytes:
             raise CorruptionError(
-                f"change set of {path} at payload offset {offset} is {end - offset} bytes, "
-                f"but the checkpoint records {entry.size_bytes}",
+                f"the change set at payload offset {offset} of {path} is {end - offset} bytes long, "
+                f"but the checkpoint records {entry.size_bytes} bytes",
                 path=path,
                 offset=offset,
             )
@@ -397,7 +397,7 @@ def _check_key_groups(path: str, data: memoryview, expected: KeyGroupRange) -> N
         ) from error
     if ends["max"] < expected.start or ends["min"] > expected.end:
         raise CorruptionError(
-            f"snapshot {path} holds key groups {ends['min']} to {ends['max']}, but the "
+            f"snapshot {path} contains key groups {ends['min']} to {ends['max']}, but the "
             f"checkpoint records {expected.start} to {expected.end}",
             path=path,
         )
@@ -412,8 +412,8 @@ def _log_gap(parent: CompletedCheckpoint, child: CompletedCheckpoint) -> str:
         needed = covered[groups.start : groups.end + 1] < handle.checkpoint_id
         if needed.any() and present.get(handle.state_handle_id) != groups:
             return (
-                f"checkpoint {child.checkpoint_id} lacks log of checkpoint {handle.checkpoint_id} "
-                f"(handle {handle.state_handle_id}, key groups {groups.start} to {groups.end}), which "
-                f"its parent {parent.checkpoint_id} has but no snapshot contains"
+                f"checkpoint {child.checkpoint_id} does not contain the log of checkpoint "
+                f"{handle.checkpoint_id} (handle {handle.state_handle_id}, key groups {groups.start} to {groups.end}), which "
+                f"its parent {parent.checkpoint_id} contains and no snapshot covers"
             )
     return ""

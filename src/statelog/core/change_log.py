@@ -245,14 +245,14 @@ class ChangeLog:
             )
         if from_sqn < self._lowest:
             raise ChangesTruncatedError(
-                f"persist from {from_sqn}: the changes below {self._lowest} are truncated; persist "
-                f"from {self._lowest}, after a snapshot that covers the older changes",
+                f"cannot persist from {from_sqn}: the changes below {self._lowest} were truncated; take a "
+                f"snapshot that covers them, and persist from {self._lowest}",
                 from_sqn=from_sqn,
                 truncated_to_sqn=self._lowest,
             )
         if from_sqn > self._active:
             raise ChangesNotAppendedError(
-                f"persist from {from_sqn}: only changes below {self._active} exist; use a number "
+                f"cannot persist from {from_sqn}: only changes below {self._active} exist; use a number "
                 "that `next_sequence_number` returned",
                 from_sqn=from_sqn,
                 active_sqn=self._active,
@@ -388,7 +388,7 @@ class ChangeLog:
     def _confirm(self, from_sqn: int, to_sqn: int) -> list[Action]:
         if from_sqn > to_sqn or to_sqn > self._active:
             raise UsageError(
-                f"confirm of [{from_sqn}, {to_sqn}): the range is reversed or ends above the next "
+                f"cannot confirm [{from_sqn}, {to_sqn}): the range is reversed or ends above the next "
                 f"number, {self._active}"
             )
         confirmed = []
@@ -407,7 +407,7 @@ class ChangeLog:
     def _truncate(self, to_sqn: int) -> list[Action]:
         if to_sqn > self._active:
             raise ChangesNotAppendedError(
-                f"truncate to {to_sqn}: only changes below {self._active} exist; use a number that "
+                f"cannot truncate to {to_sqn}: only changes below {self._active} exist; use a number that "
                 "`next_sequence_number` returned",
                 to_sqn=to_sqn,
                 active_sqn=self._active,

@@ -397,7 +397,7 @@ class CheckpointLedger:
         if pending.committing:
             raise CheckpointError(
                 f"checkpoint {event.checkpoint_id} is being committed; the acknowledgement of "
-                f"{snapshot.key_group_range} is too late",
+                f"the task with key groups {snapshot.key_group_range} came too late",
                 checkpoint_id=event.checkpoint_id,
                 reason="committing",
             )
@@ -421,7 +421,8 @@ class CheckpointLedger:
                 and handle.key_group_range.intersection(key_groups) != handle.key_group_range
             ):
                 raise CheckpointError(
-                    f"the task with key groups {key_groups} acknowledged state of {handle.key_group_range}",
+                    f"the task with key groups {key_groups} acknowledged state of the key "
+                    f"groups {handle.key_group_range}, which it does not own",
                     checkpoint_id=checkpoint_id,
                     reason="foreign_key_groups",
                 )
@@ -450,8 +451,8 @@ class CheckpointLedger:
         if missing:
             waited_ms = (now_ns - pending.triggered_ns) // _NS_PER_MS
             raise CheckpointError(
-                f"checkpoint {event.checkpoint_id} is not complete: no acknowledgement of key "
-                f"groups {', '.join(map(str, missing))} after {waited_ms} ms",
+                f"checkpoint {event.checkpoint_id} is not complete: after {waited_ms} ms, the "
+                f"tasks with key groups {', '.join(map(str, missing))} have not acknowledged it",
                 checkpoint_id=event.checkpoint_id,
                 reason="incomplete",
                 missing=missing,

@@ -59,8 +59,8 @@ class RetryPolicy:
             raise InvalidOptionsError(f"max_attempts is {self.max_attempts}; it must be at least 1")
         if (self.timeout_ns is not None and self.timeout_ns <= 0) or self.delay_ns < 0:
             raise InvalidOptionsError(
-                f"a retry policy requires a time-out above zero (or None) and a delay of at least 0, "
-                f"not {self.timeout_ns} ns and {self.delay_ns} ns"
+                f"a retry policy requires a time-out above zero (or None) and a delay of at least 0; "
+                f"got a time-out of {self.timeout_ns} ns and a delay of {self.delay_ns} ns"
             )
 
     @classmethod

@@ -91,7 +91,7 @@ def _home_of(java: Path) -> Path:
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise OSError(f"{java} does not run: {error}") from error
+        raise OSError(f"cannot run {java}: {error}") from error
     text = probe.stdout.decode(errors="replace")
     properties = dict(_PROPERTY.findall(text))
     version = properties.get("specification.version", "0").partition(".")[0]
@@ -114,7 +114,7 @@ def _configured_java() -> Path:
 def _java_on_path() -> Path:
     java = shutil.which("java")
     if java is None:
-        raise OSError("no java on PATH")
+        raise OSError("PATH does not contain a java command")
     return _home_of(Path(java))
 
 

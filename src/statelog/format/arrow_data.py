@@ -131,16 +131,18 @@ def open_parquet(data: Buffer) -> pq.ParquetFile:
     allowed = largest_arrow_expansion(buffer.size)
     if sum(sizes) > allowed or metadata.num_rows > allowed // _ROW_BYTES_MIN:
         raise pa.ArrowInvalid(
-            f"{buffer.size} bytes declare {metadata.num_rows} rows of {sum(sizes)} bytes"
+            f"a file of {buffer.size} bytes declares {metadata.num_rows} rows of {sum(sizes)} bytes in total"
         )
     return file
 
 
 def _check(declared: int, rows: int, stored: int) -> None:
     if declared > largest_arrow_expansion(stored):
-        raise pa.ArrowInvalid(f"{stored} bytes declare {declared} bytes of uncompressed data")
+        raise pa.ArrowInvalid(
+            f"a message of {stored} bytes declares {declared} bytes of uncompressed data"
+        )
     if rows < 0 or rows > max(ARROW_ROWS_ALLOWED, 8 * max(stored, declared)):
-        raise pa.ArrowInvalid(f"{stored} bytes declare {rows} rows")
+        raise pa.ArrowInvalid(f"a message of {stored} bytes declares {rows} rows")
 
 
 def _plain_rows(data: memoryview) -> int:
@@ -151,7 +153,7 @@ def _plain_rows(data: memoryview) -> int:
     """
     mark, length, root = _START.unpack_from(data)
     if mark != _CONTINUATION or not 0 < length <= len(data) - _PREFIX:  # 0 is the end of a stream
-        raise pa.ArrowInvalid("it does not begin like a message")
+        raise pa.ArrowInvalid("it does not begin with a message")
     batch = _table(data, _PREFIX + root, _HEADER)
     if not batch or _field(data, batch, _COMPRESSION):
         raise pa.ArrowInvalid("a message does not contain an uncompressed record batch")
@@ -188,10 +190,10 @@ def _uncompressed(data: memoryview, batch: int, body: memoryview) -> int:
         if not size:
             continue
         if offset < 0 or size < _I64.size or offset + size > len(body):
-            raise pa.ArrowInvalid("a buffer ends beyond its message")
+            raise pa.ArrowInvalid("a buffer extends beyond the end of its message")
         length = _I64.unpack_from(body, offset)[0]
         if length < _UNCOMPRESSED:
-            raise pa.ArrowInvalid(f"a buffer declares {length} bytes")
+            raise pa.ArrowInvalid(f"a buffer declares a length of {length} bytes")
         total += size if length == _UNCOMPRESSED else length
     return total
 

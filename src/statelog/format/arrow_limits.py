@@ -138,7 +138,7 @@ def capacity_error(what: str) -> CapacityError:
     gib = ARRAY_BYTES / 2**30
     return CapacityError(
         f"{what or 'a column'}: one task has more than {gib:.3g} GiB, which is the most that one Arrow array "
-        "holds. Use more tasks (the option `tasks`); a key is always in one task, so the values of one key "
+        "can hold. Use more tasks (the option `tasks`); a key is always in one task, so the values of one key "
         "in one micro-batch must also be below the limit"
     )
 

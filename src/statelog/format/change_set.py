@@ -114,7 +114,7 @@ def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
     (num_groups,) = _unpack(INT, view, position, where, "the number of groups")
     position += INT_SIZE
     if not 0 <= num_groups <= (len(view) - position) // GROUP.size:
-        _damaged(where, offset, f"{num_groups} groups cannot fit")
+        _damaged(where, offset, f"{num_groups} groups do not fit into the rest of the payload")
     key_groups: list[int] = []
     counts: list[int] = []
     parts: list[pa.Array] = []
@@ -122,9 +122,9 @@ def _decode_set(view: memoryview, offset: int, where: str) -> DecodedChangeSet:
         count, key_group = _unpack(GROUP, view, position, where, "a group header")
         start = position + GROUP.size
         if not 0 <= count <= (len(view) - start) // INT_SIZE:
-            _damaged(where, position, f"{count} changes cannot fit")
+            _damaged(where, position, f"{count} changes do not fit into the rest of the payload")
         if key_group < METADATA_KEY_GROUP:
-            _damaged(where, position, f"key group {key_group} is impossible")
+            _damaged(where, position, f"key group {key_group} is below {METADATA_KEY_GROUP}")
         values, position = _decode_group(view, start, count, where)
         key_groups.append(key_group)
         counts.append(count)
@@ -260,7 +260,11 @@ def _decode_varied_group(
         (length,) = unpack(view, position)
         position += INT_SIZE + length
         if length < 0 or position > limit:
-            _damaged(where, position, f"a change of {length} bytes cannot fit")
+            _damaged(
+                where,
+                position,
+                f"a change of {length} bytes does not fit into the rest of the payload",
+            )
         positions.append(position)
     wide = position - start > INT32_MAX
     offsets = np.asarray(positions, np.int64) - start

@@ -353,11 +353,16 @@ def _check_numbers(record: _Record, where: str) -> None:
     if min(ids) < 0:
         raise damaged_record(where, "a checkpoint id is below 0")
     if max(ids) > ID_MAX:
-        raise damaged_record(where, f"a checkpoint id is {max(ids)}, above {ID_MAX}")
+        raise damaged_record(where, f"the checkpoint id {max(ids)} is above {ID_MAX}")
     if len(record.retained) > RETAINED_MAX:
-        raise damaged_record(where, f"{len(record.retained)} checkpoints are retained")
+        raise damaged_record(
+            where,
+            f"it retains {len(record.retained)} checkpoints, but at most {RETAINED_MAX} are allowed",
+        )
     if not 1 <= record.max_parallelism <= MAX_PARALLELISM_LIMIT:
-        raise damaged_record(where, f"it has {record.max_parallelism} key groups")
+        raise damaged_record(
+            where, f"it has {record.max_parallelism} key groups, not 1 to {MAX_PARALLELISM_LIMIT}"
+        )
     if max((*log.end, *snapshots.end), default=0) >= record.max_parallelism:
         raise damaged_record(where, f"a range exceeds its {record.max_parallelism} key groups")
     if min(log.entries, default=0) < 0:
@@ -370,7 +375,10 @@ def _check_history(record: _Record, where: str) -> None:
     if not all(map(is_history_name, names)):
         raise damaged_record(where, "the name of its location or attempt is not hexadecimal")
     if len(record.ancestors) > ANCESTORS_MAX:
-        raise damaged_record(where, f"it continues {len(record.ancestors)} timelines")
+        raise damaged_record(
+            where,
+            f"it continues {len(record.ancestors)} timelines, but at most {ANCESTORS_MAX} are allowed",
+        )
     numbers = [record.timeline, *(number for _, *ends in record.ancestors for number in ends)]
     if min(numbers) < 0 or max(numbers) > ID_MAX:
         raise damaged_record(where, "the number of a timeline is below 0 or too high")

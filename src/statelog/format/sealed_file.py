@@ -67,7 +67,7 @@ def verified_body(data: Buffer, *, where: str = "") -> tuple[memoryview, int, in
     """Return the stored body of a file, its uncompressed length, and its codec."""
     view = memoryview(data)
     if len(view) < _HEADER.size or bytes(view[:4]) != _MAGIC:
-        raise damaged_file(where, "it does not start like a recording")
+        raise damaged_file(where, "it does not start with the header of a recording")
     _, version, codec, _, length, crc = _HEADER.unpack(view[: _HEADER.size])
     if version != VERSION or codec not in (_NONE, _ZSTD):
         raise IncompatibleFormatError(

@@ -128,7 +128,7 @@ class SegmentWriter:
                 return [b"\x01", *framed.buffers, skippable_chunk(trailer)]
         raise UsageError(
             f"a trailer of {len(trailer)} bytes exceeds the limit of a Snappy-framed file (16 MiB); "
-            "write the file plain, or store less in its sections"
+            "write the file without compression, or store less in its sections"
         )
 
     def _trailer(self, sections: Mapping[bytes, bytes]) -> bytes:
@@ -197,13 +197,15 @@ def parse_segment(data: Buffer, *, where: str = "") -> Segment:
     end = len(view) if trailer is None else trailer.start
     flag = view[0]
     if flag not in (PLAIN, SNAPPY_FRAMED):
-        raise damaged(where, f"flag byte 0x{flag:02x} is neither plain nor Snappy-framed")
+        raise damaged(
+            where, f"the flag byte 0x{flag:02x} stands for neither plain nor Snappy-framed data"
+        )
     if end < 1:
         raise damaged(where, "the trailer overlaps the flag byte")
     if flag == SNAPPY_FRAMED:
         # A damaged identifier may look like a chunk to skip; Flink's reader would refuse the file.
         if bytes(view[1 : min(end, 1 + len(STREAM_IDENTIFIER))]) != STREAM_IDENTIFIER:
-            raise damaged(where, "byte 1 is not the start of a Snappy stream")
+            raise damaged(where, "a Snappy stream does not start at byte 1")
         limit = None if trailer is None else trailer.payload_length + 1
         payload = memoryview(decompress_frames(view[1:end], where=where, max_size=limit))
     else:

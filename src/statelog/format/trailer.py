@@ -90,7 +90,7 @@ class GroupIndex(Sequence[GroupEntry]):
         """Decode *count* groups at *position* in *data*."""
         packed = data[position : position + count * cls.ENTRY_SIZE]
         if len(packed) != count * cls.ENTRY_SIZE:
-            raise ValueError(f"{count} key groups take up more bytes than follow")
+            raise ValueError(f"{count} key groups need more bytes than the section has left")
         return cls(packed)
 
     @property

@@ -176,8 +176,8 @@ class MaterializedHandle:
     def __post_init__(self) -> None:
         if not len(self.key_group_range) or self.checkpoint_id < 0:
             raise UsageError(
-                f"a snapshot requires key groups and an id: {self.key_group_range}, checkpoint "
-                f"{self.checkpoint_id}"
+                f"a snapshot requires at least one key group and a checkpoint id of at least 0; got "
+                f"{self.key_group_range} and {self.checkpoint_id}"
             )
 
 

@@ -167,7 +167,7 @@ def _stream_handle(value: JsonObject) -> StreamStateHandle:
         if "file" in value:
             path = value["file"]
             if not isinstance(path, str):
-                raise TypeError(f"the name of a file is {path!r:.200}")
+                raise TypeError(f"the name of a file must be text, not {path!r:.200}")
             return FileStateHandle(path, int(value["size"]), value.get("crc32c"))
         return ByteStreamStateHandle(value["inline"], base64.b64decode(value["data"]))
     except (KeyError, TypeError, ValueError) as error:

@@ -28,7 +28,7 @@ def close_all(*closes: Callable[[], object]) -> None:
                 late = error if first is None else first
                 first = error
             if late is not first:
-                _log.warning("closing a further part failed: %r", late)
+                _log.warning("closing a further part also failed: %r", late)
     if first is not None:
         raise first
 

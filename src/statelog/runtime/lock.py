@@ -86,8 +86,8 @@ def inherited_error(what: str, generation: int) -> StoreError:
     """Return the error for using *what* in a process that inherited it through a fork."""
     return StoreError(
         f"{what} belongs to process {LINEAGE.pids[generation]} and cannot be used in process "
-        f"{os.getpid()}, which inherited it over a fork without its threads; open a new storage "
-        "there, in a process started by spawn or forked before the first use of a store",
+        f"{os.getpid()}, which inherited it through a fork, without its threads; open a new "
+        "storage in a process that was spawned, or forked before the first use of a store",
         operation="fork",
     )
 

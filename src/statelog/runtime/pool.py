@@ -213,12 +213,12 @@ class ThreadPool:
                 _log.exception("%s: a callback failed; the other callbacks still run", self._name)
 
     def _closed_error(self) -> ClosedError:
-        return ClosedError(f"{self._name}: closed before this work began; open a new storage")
+        return ClosedError(f"{self._name} was closed before it began this work; open a new storage")
 
     def _no_thread_error(self) -> UnavailableError:
         return UnavailableError(
-            f"{self._name}: the system refused to start a thread and none is running; check the "
-            "limits on threads and memory of this process"
+            f"{self._name}: the system refused to start a thread, and none is running; check "
+            "this process's limits on threads and memory"
         )
 
     def _run(self) -> None:

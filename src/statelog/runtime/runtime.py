@@ -102,8 +102,8 @@ class ThreadTimers:
             thread.start()
         except (RuntimeError, MemoryError) as error:
             raise UnavailableError(
-                f"the timers' thread cannot be started ({error}); check the limits on threads and "
-                "memory of this process"
+                f"the timer thread cannot be started ({error}); check this process's limits on threads "
+                "and memory"
             ) from error
         self._thread = thread
 

@@ -238,7 +238,7 @@ def _check_unique(states: Iterable[StateDescriptor]) -> None:
     for state in states:
         for mark in (state.identity,) if state.dropped else (state.identity, state.name):
             if mark in seen:
-                raise CorruptionError(f"a state schema contains two variables {state.name!r}")
+                raise CorruptionError(f"a state schema contains two variables named {state.name!r}")
             seen.add(mark)
 
 

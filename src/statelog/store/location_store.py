@@ -171,9 +171,9 @@ class LocationStore(StoreWrapper):
         if not may_follow(self.url, reference.location, self._named):
             raise CheckpointError(
                 f"{self.url} says that it is a fork of {redacted(reference.location)}, which is in "
-                "a different bucket or store. It is not opened, because only the location says so: if you trust "
-                f"it, pass it with --parent URL on the command line, with the store option {PARENTS}, or "
-                f"with the environment variable {PARENTS_ENVIRONMENT}",
+                "a different bucket or store. statelog does not open a location that only the fork "
+                f"names: if you trust it, pass it with --parent URL on the command line, with the store "
+                f"option {PARENTS}, or with the environment variable {PARENTS_ENVIRONMENT}",
                 reason="parent",
                 path=PATHS.parent(fork_id),
             )

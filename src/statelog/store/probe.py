@@ -185,8 +185,8 @@ class _Probe:
         if self._is_overwritten(name):
             raise self._error(_IGNORED, name)
         raise self._error(
-            f"{winners} concurrent writers of the same name were all told that they succeeded "
-            f"(round {number}): the server checks the condition If-None-Match: * before it stores "
+            f"the server reported success to {winners} writers that created the same name at the same "
+            f"time (round {number}): it checks the condition If-None-Match: * before it stores "
             "the object",
             name,
         )

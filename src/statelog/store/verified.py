@@ -238,7 +238,7 @@ def put_or_find(
                     ) from error
         pause(pause_s)
         pause_s *= 2
-    raise AssertionError("the last attempt returns or raises")
+    raise AssertionError("the last attempt must return or raise an error")
 
 
 class CachedStore(StoreWrapper):

@@ -77,7 +77,7 @@ def test_a_broadcast_table_is_read_in_the_server(job, remote):
     job.run()
     assert [[3, 3], [4]] == [[row["factor"] for row in rows] for rows in job.sink.batches()]
     job.options["broadcast"] = {"rules": remote.range(1)}
-    with pytest.raises(UsageError, match="pass a function that runs in the server"):
+    with pytest.raises(UsageError, match="pass a function that runs on the server"):
         job.stream()
 
 

@@ -93,7 +93,7 @@ SPOILED: dict[str, tuple[Answer, str]] = {
     ),
     "other numbers": (
         with_results(lambda results: tuple(map(shifted, results))),
-        r"not of this task: \[\(0, 7\)",
+        r"from other tasks: \[\(0, 7\)",
     ),
     "odd results": (with_results(lambda results: (None, None)), "not an UploadResult"),
 }

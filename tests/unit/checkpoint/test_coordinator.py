@@ -359,7 +359,7 @@ def test_an_unknown_object_under_the_name_fences():
     store = DictStore()
     owner = started(store)
     store.put("chk-1/_metadata", b"something else")
-    with pytest.raises(FencedError, match=r"chk-1/_metadata exists and this owner did not write"):
+    with pytest.raises(FencedError, match=r"chk-1/_metadata exists, but this owner did not write"):
         small_checkpoint(owner, 1)
 
 

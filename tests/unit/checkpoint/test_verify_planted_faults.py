@@ -277,7 +277,7 @@ def test_a_gap_in_the_log_is_found(tree):
         store = rewritten(tree, 5, change)
         findings, newest_sound = verified(store)
         assert [PATHS.metadata(5)] == [finding.path for finding in findings]
-        assert "lacks log of checkpoint" in findings[0].problem
+        assert "does not contain the log of checkpoint" in findings[0].problem
         assert newest_sound == 4
 
 
@@ -298,7 +298,7 @@ def test_a_snapshot_of_wrong_key_groups_is_found(tree):
     store.objects[path] = data
     findings, newest_sound = verified(store)
     assert [path] == [finding.path for finding in findings]
-    assert "holds key groups 5 to 6, but the checkpoint records 0 to 3" in findings[0].problem
+    assert "contains key groups 5 to 6, but the checkpoint records 0 to 3" in findings[0].problem
     assert newest_sound is None
 
 

@@ -93,7 +93,7 @@ def test_a_name_without_a_checkpoint_is_rejected(call, job, tmp_path):
     location = location_of(job)
     for name in ("yesterday", "-1", "9" * 5000, "", "stable "[:3]):
         said = call("read", location, "--checkpoint", name, status=2)
-        assert "not a tag of" in said
+        assert "must be an id, a tag of" in said
         assert "stable" in said
     said = call("read", location, "--checkpoint", "2020-01-01", status=1)
     assert "retains no checkpoint that was created at or before 2020-01-01" in said

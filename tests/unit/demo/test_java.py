@@ -109,7 +109,7 @@ def test_with_no_java_at_all_the_error_says_why_and_what_to_do(monkeypatch, tmp_
     message = str(caught.value)
     assert "old/bin/java is not Java 17 or later" in message
     assert "java.specification.version = 11" in message
-    assert "no java on PATH" in message
+    assert "PATH does not contain a java command" in message
     assert "pip install 'statelog[java]'" in message
 
 

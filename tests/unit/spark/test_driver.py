@@ -184,7 +184,7 @@ def test_the_next_batch_begins_where_the_committed_one_ended() -> None:
 
 
 def test_another_driver_that_went_on_is_named_before_lost_files() -> None:
-    with pytest.raises(FencedError, match="a second driver runs this query") as raised:
+    with pytest.raises(FencedError, match="a second driver is running this query") as raised:
         follows(3, "e2", planned=(3, 4))
     assert "chk-9/_metadata, claimed by 'query-host-1'" in str(raised.value)
     assert "a restart continues the job" in str(raised.value)

@@ -161,6 +161,6 @@ def test_a_part_is_what_the_extension_answered_or_nothing() -> None:
 
 @pytest.mark.parametrize("extras", [{BAD_RECORDS: ()}, {"side_outputs": {}}])
 def test_a_part_of_another_type_is_not_taken_for_nothing(extras: dict[str, object]) -> None:
-    with pytest.raises(InvariantError, match=f"extension {next(iter(extras))} is a"):
+    with pytest.raises(InvariantError, match=f"extension {next(iter(extras))} sent a"):
         failures_of(ack(**extras))
         part_of(extras, "side_outputs", tuple)

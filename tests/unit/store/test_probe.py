@@ -107,8 +107,8 @@ def next_process(monkeypatch) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("server", "fault"),
     [
-        (ChecksFirst, r"[2-5] of 5 concurrent writers .* checks the condition .* before it stores"),
-        (ChecksFirstOnce, r"[2-5] of 5 concurrent writers .*\(round 3\)"),
+        (ChecksFirst, r"[2-5] of 5 writers .* checks the condition .* before it stores"),
+        (ChecksFirstOnce, r"[2-5] of 5 writers .*\(round 3\)"),
         (OverwritesAndRefuses, "a rejected put-if-absent has overwritten"),
         (Ignores, "writes a name twice despite the condition"),
     ],
@@ -151,7 +151,7 @@ def test_writers_put_at_the_same_time():
     """A probe that puts one after another would not see a server that checks first."""
     store = ChecksFirst()
     store.delay_s = 0.2
-    with pytest.raises(StoreError, match="5 of 5 concurrent writers"):
+    with pytest.raises(StoreError, match="5 of 5 writers"):
         verify_put_if_absent(store)
 
 
@@ -274,5 +274,5 @@ def test_a_racy_file_system_of_fsspec_is_refused():
     fsspec.register_implementation("racy", Racy, clobber=True)
     store = FsspecStore("racy://job", {"endpoint_url": "http://127.0.0.1:3", "token": "t"})
     assert endpoint_of(store) == "fsspec racy://job endpoint_url=http://127.0.0.1:3"
-    with pytest.raises(StoreError, match="of 5 concurrent writers"):
+    with pytest.raises(StoreError, match="of 5 writers"):
         verify_put_if_absent(store)

@@ -359,9 +359,9 @@ class BatchingStateChangeUploadScheduler(ClosesAtExit):
         self._perform(actions)
         if withdrawn:
             error = BackpressureTimeoutError(
-                f"no upload capacity for {offer.task.size_bytes} bytes within "
+                f"no upload capacity became free for {offer.task.size_bytes} bytes within "
                 f"{self._backpressure_timeout_s} s: the store is slower than the writers; append "
-                "less, or raise changelog.upload.max-in-flight",
+                "more slowly, or raise changelog.upload.max-in-flight",
                 size_bytes=offer.task.size_bytes,
             )
             fail_tasks([offer.task], error)

@@ -105,7 +105,7 @@ def _one_place(place: Place | tuple[int, int]) -> Place:
     if isinstance(place, SetEntry) or not isinstance(place, tuple):
         return place
     if len(place) != 2 or place[0] != place[1]:
-        expected = "one offset, or the same offset twice: a local copy has the same bytes"
+        expected = "one offset, or the same offset twice, because a local copy has the same bytes"
         raise refused("the offset of a set", expected, place)
     return place[0]
 
@@ -302,7 +302,7 @@ def check_answer(uploader: object, result: object) -> UploadTasksResult:
         return result
     raise TypeError(
         f"{type(uploader).__name__}.upload returned {result!r:.80}; it must return an "
-        "UploadTasksResult with all tasks, or raise"
+        "UploadTasksResult with all tasks, or raise an exception"
     )
 
 
@@ -331,7 +331,7 @@ def ends_of(uploader: object, tasks: Sequence[UploadTask], result: UploadTasksRe
         )
         if results is None or fault is not None:
             error = UploadFailedError(
-                f"the result of {type(uploader).__name__}.upload does not fit its tasks: {fault}; "
+                f"the result of {type(uploader).__name__}.upload does not match its tasks: {fault}; "
                 f"{KEPT_CHANGES}"
             )
             ends.append((task, partial(task.fail, error)))
@@ -354,7 +354,7 @@ def _fault(task: UploadTask, results: Sequence[UploadResult]) -> str | None:
     foreign = sorted(set(got) - set(change_sets))
     return (
         f"a task has {len(change_sets)} change sets but the uploader returned {len(got)} results; "
-        f"missing (writer, number): {missing[:3]}, not of this task: {foreign[:3]}"
+        f"missing (writer, number): {missing[:3]}, from other tasks: {foreign[:3]}"
     )
 
 

@@ -312,7 +312,7 @@ def checked_options(options: ChangelogOptions | None) -> ChangelogOptions:
     if options is None:
         return ChangelogOptions()
     if not isinstance(options, ChangelogOptions):
-        expected = "ChangelogOptions (ChangelogOptions.from_mapping makes them from Flink's keys)"
+        expected = "ChangelogOptions (ChangelogOptions.from_mapping creates them from Flink's keys)"
         raise refused("options", expected, options, InvalidOptionsError)
     return options
 

@@ -45,9 +45,9 @@ def check_error_policy(query: Query) -> None:
             reduction = operator.reduction
             name = type(operator.processor).__name__ if reduction is None else reduction.call
             raise UsageError(
-                f"onError={settings.on_error!r} cannot be used with {name}: it takes all keys of a task at "
-                "once, so a failure does not belong to one key. Omit onError, or use a processor of Rows "
-                "or pandas frames"
+                f"onError={settings.on_error!r} cannot be used with {name}: it processes all keys of a task "
+                "at once, so statelog cannot tell which key failed. Omit onError, or use a processor "
+                "that takes Rows or pandas frames"
             )
 
 

@@ -134,8 +134,8 @@ def letters_rows(chosen: ChosenLetters) -> pa.Table:
         return pa.concat_tables(tables, promote_options="default")
     except pa.ArrowException as error:
         raise UsageError(
-            f"the rows of the dead letters do not fit into one table: {error}. Read only the dead letters added after "
-            "the columns changed (since=, on the command line --since)"
+            f"the rows of the dead letters cannot be combined into one table: {error}. Read "
+            "only the dead letters added after the columns changed (since=, on the command line --since)"
         ) from error
 
 

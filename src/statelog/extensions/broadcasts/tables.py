@@ -70,7 +70,7 @@ class Broadcast:
     def __post_init__(self) -> None:
         if not callable(self.source) and not isinstance(self.source, DataFrame):
             raise UsageError(
-                "a broadcast table is read from a function without arguments, or from a batch frame; got "
+                "the source of a broadcast table must be a function without arguments or a batch frame, not "
                 f"{type(self.source).__name__}. To pass a table, use `lambda: table`"
             )
         _ = self.interval_s, self.on_repeat  # wrong values are rejected at once
@@ -248,6 +248,6 @@ def refuse_frames(settings: QuerySettings) -> None:
         if isinstance(broadcast.source, DataFrame) or is_connect(broadcast.source):
             raise UsageError(
                 f"the broadcast table {name!r} is a Spark Connect DataFrame, which the server cannot read "
-                "for each micro-batch: pass a function that runs in the server and returns an Arrow "
+                "for each micro-batch: pass a function that runs on the server and returns an Arrow "
                 "table or a list of rows"
             )

@@ -62,4 +62,4 @@ def _tables_of(part: object | None, tools: TaskTools | None) -> BroadcastTables:
         return part
     if isinstance(part, tuple) and tools is not None:
         return broadcast_tables(tools.store, part)
-    raise InvariantError(f"the broadcast part of a task is a {type(part).__name__}")
+    raise InvariantError(f"the broadcast tables of a task were sent as a {type(part).__name__}")

@@ -178,7 +178,9 @@ class ColumnarRun:
 
     def retire(self, changes: ChangeBatch) -> None:
         """Raise an error; see `in_parts`."""
-        raise InvariantError("the changes of a columnar run stay in memory")
+        raise InvariantError(
+            "a columnar run cannot retire changes, because it keeps all of them in memory"
+        )
 
     @ends_of_process_are_errors
     def end(self) -> None:
@@ -272,8 +274,8 @@ class ColumnarDriverHandle(DriverHandle):
     def _variable(self, variable: WantedVariable) -> NoReturn:
         """Reject the state variables that other kinds of processors use."""
         raise UsageError(
-            "a columnar processor supports column state and timers: use getColumnState for values. Lists "
-            "and maps of each key require a processor of Rows or pandas frames"
+            "a columnar processor supports only column state and timers: use getColumnState for values. "
+            "To store lists or maps, use a processor that takes Rows or pandas frames"
         )
 
     @property

@@ -90,11 +90,11 @@ class ColumnarInput:
 
     def table_keys(self, key_group: int) -> Sequence[Key]:
         """Raise an error, because the keys of a columnar input are columns."""
-        raise InvariantError("a columnar input does not have keys as objects")
+        raise InvariantError("a columnar input does not provide its keys as Python objects")
 
     def keys(self, key_group: int) -> Iterator[tuple[Key, Key, Iterator[RowLike]]]:
         """Raise an error, like `table_keys`."""
-        raise InvariantError("a columnar input does not have keys as objects")
+        raise InvariantError("a columnar input does not provide its keys as Python objects")
 
 
 def hash_order(columns: Sequence[pa.Array], schema: pa.Schema) -> RowsByKey | None:

@@ -146,10 +146,10 @@ class ConnectStreamWriter(StatefulStreamWriter):
         """Warn about `Trigger.AvailableNow` if a source can only be read in one micro-batch."""
         if self._trigger.get("availableNow") and self._spark.conf.get(_IN_PARTS, "false") != "true":
             _log.warning(
-                "trigger(availableNow=True) reads all new rows of a query with timers in one "
-                "micro-batch, and after a stop during a batch only the rows of that batch. If all "
-                "sources of the query are Spark's own, set %s to true for the usual behaviour; or "
-                "noDataBatches=False, if the timers may wait for the next rows",
+                "in a query with timers, trigger(availableNow=True) reads all new rows in one "
+                "micro-batch; after a stop during a batch, it reads only the rows of that batch. If "
+                "all sources of the query are Spark's own, set %s to true to get the usual "
+                "behaviour; if the timers may wait for the next rows, set noDataBatches=False",
                 _IN_PARTS,
             )
 
@@ -222,18 +222,18 @@ def _started(writer: Any) -> SparkQuery:
                 raise cause from None
             if _NO_MODULE in text:
                 raise UsageError(
-                    "statelog is not installed in the Python of Spark's server: install statelog[spark,connect] "
-                    "there, in the interpreter that PYSPARK_PYTHON of the server's environment "
-                    "names, and in the executors' environment"
+                    "statelog is not installed in the Python environment of Spark's server: install "
+                    "statelog[spark,connect] in the interpreter that PYSPARK_PYTHON names in the "
+                    "server's environment, and in the executors' environment"
                 ) from error
             if _NO_ANSWER not in text:
                 raise
             if attempt == _ATTEMPTS:
                 raise UnavailableError(
                     f"the server's Python process for foreachBatch did not answer within ten "
-                    f"seconds, {attempt} times. Either the server is overloaded: start the query "
-                    "again; or its interpreter does not work: PYSPARK_PYTHON in the server's "
-                    "environment names it, and needs pyspark[connect] and statelog"
+                    f"seconds in {attempt} attempts. If the server is overloaded, start the query "
+                    "again. Otherwise check its Python interpreter, which PYSPARK_PYTHON in the "
+                    "server's environment names: it needs pyspark[connect] and statelog"
                 ) from error
             _log.warning("the server's Python process did not answer in time; trying again")
             attempt += 1
@@ -248,10 +248,10 @@ def refuse_observers(observers: Observers) -> None:
     for name, observer in by_name.items():
         if observer is not None:
             raise UsageError(
-                f"{name} is not supported on Spark Connect: micro-batches run in the server, which "
+                f"{name} is not supported on Spark Connect: micro-batches run on the server, which "
                 "cannot call an object in this process. Omit it, and read the same figures "
                 "from the query that start() returns (query.lastBatch, query.recentBatches), or "
-                "add a StreamingQueryListener to spark.streams for Spark's own"
+                "add a StreamingQueryListener to spark.streams for Spark's own figures"
             )
 
 
@@ -260,7 +260,7 @@ def refuse_direct(settings: QuerySettings) -> None:
     if settings.delivery is Delivery.DIRECT:
         raise UsageError(
             "delivery='direct' is not supported on Spark Connect: it needs an accumulator, "
-            "which Connect does not have. Use delivery='staged', which is the default and delivers "
+            "which Spark Connect does not offer. Use delivery='staged', which is the default and delivers "
             "exactly once"
         )
 

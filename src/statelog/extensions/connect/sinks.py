@@ -91,7 +91,7 @@ def _no_file_sink(source: str) -> UsageError:
     return UsageError(
         f"{source} files cannot be written exactly once by .format() on Spark Connect, which cannot "
         "reach Spark's streaming file sink. Either write each micro-batch to a separate folder, "
-        "which a repetition overwrites: .foreachBatch(lambda frame, batch_id: "
+        "which is overwritten if the micro-batch is repeated: .foreachBatch(lambda frame, batch_id: "
         f"frame.write.mode('overwrite').format('{source}').save(f'{{folder}}/batch={{batch_id}}')); "
         "or write to a table with transactions (delta); or accept that a repeated micro-batch is "
         "appended again: .option('statelog.fileSink', 'append')"

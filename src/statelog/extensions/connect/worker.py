@@ -217,7 +217,7 @@ class ConnectEngine:
             for key, text in texts.items():
                 self._root.conf.set(key, text.decode())
         except Exception as error:  # the client's session may have ended; the query continues
-            _log.debug("the figures of batch %d are not stored: %s", batch_id, error)
+            _log.debug("could not store the figures of batch %d: %s", batch_id, error)
 
 
 def _to_send(start: QueryStart) -> QueryStart:

@@ -103,7 +103,8 @@ def _variables(
     if "stateVariables" not in properties:
         names = ", ".join(row.operatorName for row in operators) or "none"
         raise UsageError(
-            f"operator {operator_id} of {location} is not a transformWithState; found: {names}"
+            f"operator {operator_id} of {location} is not a transformWithState operator; the "
+            f"operators there are: {names}"
         )
     variables = {
         variable["stateName"]: (variable["stateVariableType"], bool(variable["ttlEnabled"]))

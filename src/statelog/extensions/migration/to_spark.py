@@ -390,7 +390,7 @@ def new_files(
     query_id = recorded_query_id(old)
     if query_id != record.query_id:
         raise UsageError(
-            f"{old.url} is the checkpointLocation of query {query_id or '(none)'}, but the state is that of "
+            f"{old.url} is the checkpointLocation of query {query_id or '(none)'}, but the state belongs to "
             f"query {record.query_id}: pass the checkpointLocation and the stateLocation of one query"
         )
     batch = f"micro-batch {record.batch_id} of {old.url}"

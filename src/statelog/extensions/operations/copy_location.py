@@ -304,7 +304,7 @@ class _Copy:
                 if attempt == _ATTEMPTS:
                     raise
             self._pause(_PAUSE_S * attempt)
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("the last attempt must return or raise an error")
 
     def _is_whole(self, item: CopiedObject, content: Buffer) -> bool:
         """Verify *content*, and return whether it is the complete object."""

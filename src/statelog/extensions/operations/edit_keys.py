@@ -272,7 +272,7 @@ class EditTarget:
         try:
             changes = self.codec.encode(overlays)
         except UNENCODABLE as error:
-            raise UsageError(f"a value does not fit its column: {error}") from error
+            raise UsageError(f"a value cannot be stored in its column: {error}") from error
         if not len(changes):
             return None, 0
         storage = FsStateChangelogStorage.from_options(
@@ -451,8 +451,12 @@ def _rows(
         [] if only else [n for n in table.column_names if n not in (*schema.names, *_OPTIONAL)]
     )
     if missing or unknown:
-        problem = f"no column {missing[0]!r}" if missing else f"a column {unknown[0]!r}"
-        raise UsageError(f"{what} has {problem}; the columns must be {', '.join(needed)}")
+        problem = (
+            f"lacks the column {missing[0]!r}"
+            if missing
+            else f"has the unknown column {unknown[0]!r}"
+        )
+        raise UsageError(f"{what} {problem}; the columns must be {', '.join(needed)}")
     names = [name for name in schema.names if name in table.column_names and name != "key_group"]
     types = pa.schema([schema.field(name) for name in names])
     try:

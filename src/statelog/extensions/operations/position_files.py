@@ -48,7 +48,7 @@ def position_files(query: StoredQuery, record: BatchRecord) -> dict[str, bytes]:
     batch_id = record.batch_id
     if query.query_id() != record.query_id:
         raise CheckpointError(
-            f"{query.url} is the checkpointLocation of query {query.query_id()}, but the state is that of "
+            f"{query.url} is the checkpointLocation of query {query.query_id()}, but the state belongs to "
             f"query {record.query_id}; pass the checkpointLocation of this query",
             reason="other_query",
         )

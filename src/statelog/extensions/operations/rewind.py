@@ -265,7 +265,7 @@ def _retained(state: ObjectStore, query_id: str) -> list[tuple[CheckpointSummary
     if not checkpoints:
         whose = f"the state of query {', '.join(sorted(others))}" if others else "no such state"
         refuse(
-            f"{state.url} contains {whose}; the checkpointLocation is that of query {query_id}. "
+            f"{state.url} contains {whose}; the checkpointLocation belongs to query {query_id}. "
             "Pass the stateLocation of this query",
             "other_query",
         )

@@ -237,7 +237,7 @@ def finished_source(
             if attempt == _SINK_ATTEMPTS or error.reason != "in_progress":
                 raise
             pause(_SINK_PAUSE_S)
-    raise AssertionError("the last attempt returns or raises")
+    raise AssertionError("the last attempt must return or raise an error")
 
 
 def tagged_source(store: LocationStore, tag: Tag) -> ForkSource:
@@ -260,8 +260,9 @@ def query_store(
     if named is None and recorded is not None and not may_follow(store.url, recorded, ()):
         raise CheckpointError(
             f"the checkpoint in {store.url} records {redacted(recorded)} as the query's "
-            "checkpointLocation, which is in a different bucket or store. It is not opened, because only "
-            "the location says so: if you trust it, pass checkpoint_location (--checkpoint-location)",
+            "checkpointLocation, which is in a different bucket or store. statelog does not open a "
+            "checkpointLocation that only the state location names: if you trust it, pass "
+            "checkpoint_location (--checkpoint-location)",
             reason="not_found",
         )
     folder, _, name = store.url.rpartition("/")

@@ -452,7 +452,7 @@ def _second_fork(source: _Source, fork: Fork) -> Iterator[Fork]:
 def _stream(frame: DataFrame, name: str) -> StatefulStream:
     if not isinstance(frame, StatefulStream):
         raise UsageError(
-            f"{name} must be the frame that transform_with_state returns on a classic session, not "
+            f"{name} must be the frame that transform_with_state returns in a classic session, not "
             f"{type(frame).__name__}"
         )
     return frame

@@ -197,7 +197,9 @@ def open_table(
     if delta is None:
         return IcebergTable(iceberg or "", catalog_options)
     if catalog_options:
-        raise UsageError("catalog options apply to an Iceberg table; a Delta table is a folder")
+        raise UsageError(
+            "catalog options apply only to Iceberg tables; omit them, because a Delta table is a folder"
+        )
     return DeltaTable(delta, storage_options)
 
 
@@ -272,7 +274,7 @@ class TablePublisher:
             except CheckpointNotFoundError:
                 if asked_id is not None or attempt == _ATTEMPTS - 1:
                     raise  # else the query went on meanwhile, and has a newer checkpoint
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("the last attempt must return or raise an error")
 
     def _publish(self, asked_id: int | None, newest: CompletedCheckpoint | None) -> PublishReport:
         target = find_checkpoint(self._store, asked_id) if newest is None else newest

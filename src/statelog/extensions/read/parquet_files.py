@@ -71,7 +71,7 @@ def _check_absent(files: Mapping[str, Path], facts: Mapping[str, str], *, overwr
     """Check that no unrelated file has any of the names."""
     for name, path in files.items():
         if os.path.lexists(path) and not overwrite and not _is_result(path, _metadata(facts, name)):
-            raise UsageError(f"{path} exists; --overwrite replaces it")
+            raise UsageError(f"{path} already exists; pass --overwrite to replace it")
 
 
 def _metadata(facts: Mapping[str, str], name: str) -> dict[str, str]:
@@ -149,10 +149,10 @@ def _publish(staged: Path, path: Path, metadata: Mapping[str, str], *, overwrite
         path.hardlink_to(staged)
     except FileExistsError as error:
         if not _is_result(path, metadata):
-            raise UsageError(f"{path} exists; --overwrite replaces it") from error
+            raise UsageError(f"{path} already exists; pass --overwrite to replace it") from error
     except (
         OSError
     ) as error:  # a file system without hard links: the check at the start has to suffice
         if os.path.lexists(path) and not _is_result(path, metadata):
-            raise UsageError(f"{path} exists; --overwrite replaces it") from error
+            raise UsageError(f"{path} already exists; pass --overwrite to replace it") from error
         staged.replace(path)

@@ -261,7 +261,7 @@ class Replica:
                 status = self.status()
                 why = f"; the last refresh failed: {status.error}" if status.error else ""
                 raise UnavailableError(
-                    f"checkpoint {checkpoint_id} of {self._store.url} was not committed in "
+                    f"checkpoint {checkpoint_id} of {self._store.url} was not committed within "
                     f"{timeout_s:g} s; the newest checkpoint is {status.checkpoint_id}{why}",
                     checkpoint_id=status.checkpoint_id,
                 )
@@ -308,9 +308,9 @@ class Replica:
                 continue
             return
         raise CheckpointError(
-            f"the query that writes to {self._store.url} deleted each checkpoint before it could be "
-            f"read, {ATTEMPTS} times: raise its retainedCheckpoints, or check whether an "
-            f"object is missing (statelog verify). Last: {gone}",
+            f"the query that writes to {self._store.url} deleted the newest checkpoint before it could be "
+            f"read, in {ATTEMPTS} attempts: raise its retainedCheckpoints, or check whether an "
+            f"object is missing (statelog verify). The last error: {gone}",
             reason="subsumed",
         ) from gone
 

@@ -195,7 +195,7 @@ class TaskSideOutputs(TaskExtension):
         self.by_name: dict[str, TaskSideOutput] = {}
         if part:
             if tools is None:
-                raise InvariantError("side outputs need a task")
+                raise InvariantError("side outputs can be used only in a task")
             self.by_name = {
                 name: TaskSideOutput(name, schema, self, tools) for name, schema in part.items()
             }

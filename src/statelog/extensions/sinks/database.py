@@ -135,7 +135,7 @@ class DatabaseSink:
                 last = self._last(connection, batch.writer)
                 batch.check_next(last, target=self._table)
                 raise UnavailableError(
-                    f"the record of {batch.writer} in {self._batches} has changed"
+                    f"the record of {batch.writer} in {self._batches} was changed at the same time"
                 )
             statement = self._insert(_quoted(self._table), batch.rows.column_names, mark)
             for rows in _rows(batch.rows):
@@ -178,7 +178,7 @@ class DatabaseSink:
         missing = [column for column in self._key if column not in columns]
         if missing:
             raise UsageError(
-                f"the rows for {self._table} lack key columns {', '.join(missing)}; they have "
+                f"the rows for {self._table} lack the key columns {', '.join(missing)}; they have "
                 f"{', '.join(columns)}"
             )
         others = [_quoted_name(column) for column in columns if column not in self._key]
@@ -237,7 +237,7 @@ class DatabaseSink:
             connection.commit()
             raise UsageError(
                 f"the connection for {self._table} does not roll back: it is in autocommit mode, so "
-                "rows and the record of their batch would be two transactions. Connect without it"
+                "rows and the record of their batch would be in separate transactions. Turn autocommit off"
             )
         connection.rollback()
 

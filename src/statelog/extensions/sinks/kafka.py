@@ -117,8 +117,8 @@ class KafkaSink:
         keys = _column(batch.rows, "key")
         if values is None:
             raise UsageError(
-                "Kafka records have a column value and optionally key, but the output has "
-                f"{', '.join(batch.rows.column_names)}: select them, such as "
+                "Kafka output needs a column value, and optionally a column key, but it has the columns "
+                f"{', '.join(batch.rows.column_names)}: create them, for example with "
                 "out.selectExpr('customer AS key', 'to_json(struct(*)) AS value')"
             )
         with self._errors(batch.writer, f"cannot write batch {batch.batch_id} of"):
@@ -213,5 +213,7 @@ def _column(rows: pa.Table, name: str) -> pa.ChunkedArray | None:
     column = rows.column(name)
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
     if not any(is_kind(column.type) for is_kind in (*kinds, pa.types.is_large_binary)):
-        raise UsageError(f"the column {name} for Kafka is {column.type}: cast it to string")
+        raise UsageError(
+            f"the column {name} for Kafka has the type {column.type}: cast it to string"
+        )
     return column

@@ -84,7 +84,7 @@ class StateSource:
         columns = self.schema()
         if schema.simpleString() != columns.simpleString():
             raise UsageError(
-                f"the rows have columns {columns.simpleString()}, not {schema.simpleString()}: "
+                f"the rows have the columns {columns.simpleString()}, not {schema.simpleString()}: "
                 "omit the schema"
             )
         return arrow_schema(schema)

@@ -32,8 +32,8 @@ def find_processor(name: str, *, location: str = "") -> StatefulProcessor:
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise UsageError(
-            f"name the processor as module:Class or file.py:Class, not {name!r}, such as "
-            "jobs.fraud:FraudRule"
+            f"name the processor as module:Class or file.py:Class, such as "
+            f"jobs.fraud:FraudRule; got {name!r}"
         )
     target: object = _file(place) if place.endswith(".py") else _module(place, location)
     for part in attribute.split("."):

@@ -398,7 +398,7 @@ def _output_columns(stored: JsonObject) -> StructType:
         node = waiting.pop()
         if isinstance(node, Mapping):
             if node.get("type") == "udt" or "pyClass" in node or "serializedClass" in node:
-                raise ValueError("a user-defined type")
+                raise ValueError("it contains a user-defined type")
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node

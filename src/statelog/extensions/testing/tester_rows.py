@@ -168,7 +168,7 @@ def rows_as(schema: StructType, rows: object, name: str) -> pa.Table:
         return pa.Table.from_pylist(listed, schema=arrow_schema(schema))
     except (*UNENCODABLE, AttributeError) as error:
         raise UsageError(
-            f"the broadcast table {name!r} does not fit its schema: {error}"
+            f"the broadcast table {name!r} does not match its schema: {error}"
         ) from error
 
 

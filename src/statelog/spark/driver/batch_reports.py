@@ -70,7 +70,7 @@ def _combined(
 def _folded(name: str, figure: Figure | None, values: Sequence[FigureValue]) -> FigureValue:
     """Combine several values of one figure."""
     if figure is None or figure.kind is FigureKind.DRIVER:
-        raise InvariantError(f"a task counted {name!r}, which is not a task figure")
+        raise InvariantError(f"a task reported {name!r}, which is not a figure of a task")
     # A figure is a number, or numbers by name, such as milliseconds by phase.
     fold = max if figure.kind is FigureKind.MOST else sum
     numbers = [value for value in values if isinstance(value, int | float)]

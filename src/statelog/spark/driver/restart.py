@@ -167,7 +167,7 @@ def check_state_is_there(first: FirstBatch, location: str) -> None:
             f"the query is at batch {first.batch_id}, but {location} does not contain a checkpoint: "
             "its state is missing. Set stateLocation to the location of the state. If the query ran on Spark's "
             "own state, move it with initialState=spark_state(...) (docs/how-to/migration.md), or call "
-            "disable(spark) to stay there. checkpoint='empty' starts without state",
+            "disable(spark) to keep it there. To start without state, set checkpoint='empty'",
             reason="missing",
         )
 
@@ -213,8 +213,8 @@ def is_committed(
         batch_id > record.batch_id + 1 and not (has_positions and same)
     ):
         _refuse(
-            f"the query is at batch {batch_id}, but the state in {location} is that after batch "
-            f"{record.batch_id} (checkpoint {base.checkpoint_id}): they do not belong together. "
+            f"the query is at batch {batch_id}, but the state in {location} is the state after batch "
+            f"{record.batch_id} (checkpoint {base.checkpoint_id}): the two do not match. "
             "Files of the checkpointLocation or of the state were removed, or one of the two was "
             "restored from a backup",
             first,
@@ -241,10 +241,10 @@ def _check_is_alone(
     """
     if sources.is_planned(record.batch_id):
         raise FencedError(
-            f"a second driver runs this query: this run started with batch {first.batch_id}, and since "
+            f"a second driver is running this query: this run started with batch {first.batch_id}, and since "
             f"then {sources.checkpoint_location} has received batch {record.batch_id}, whose state is in "
             f"{location}. The newest claim there is {newest_claim()}. No state was lost. "
-            "Stop; a restart continues the job, if the other driver has stopped"
+            "Stop this driver. After the other driver has stopped, a restart continues the job"
         )
 
 

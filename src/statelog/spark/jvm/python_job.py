@@ -166,7 +166,7 @@ class OwnWorkers:
         """Return the frame of a `mapInArrow` job whose tasks run the given JVM functions."""
         plan = executed_plan(job.sparkSession, job._jdf)
         if plan.nodeName() not in _JOBS:
-            raise Unfit(f"the plan of the job is {plan.nodeName()}")
+            raise Unfit(f"the plan of the job has the unexpected root {plan.nodeName()}")
         below = plan.child()
         if below.nodeName() == SHUFFLE:
             begin_shuffle(below)

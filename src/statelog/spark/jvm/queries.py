@@ -86,8 +86,8 @@ class RunningQuery:
             query = streams.get(query_id) if query_id else None
             if query is None:
                 raise StatelogError(
-                    f"the watermark of query {query_id} is unknown: it does not run in the session "
-                    "of its frame. Start the query in that session"
+                    f"the watermark of query {query_id} is unknown, because the query does not run in "
+                    "the session that created its frame. Start the query in that session"
                 )
             self._execution = query.streamingQuery()
         return self._execution

@@ -125,8 +125,8 @@ class DriverHandle(StateVariables):
             raise UsageError(f"state {name!r}: a time to live must be an int in ms, not {ttl_ms!r}")
         if ttl_ms is not None and (ttl_ms <= 0 or not self._has_ttl):
             raise UsageError(
-                f"state {name!r}: a time to live requires the time mode ProcessingTime and more than "
-                f"0 ms (got {ttl_ms})"
+                f"state {name!r}: a time to live requires the time mode ProcessingTime and must be "
+                f"longer than 0 ms (got {ttl_ms})"
             )
 
     def deleteIfExists(self, stateName: str) -> None:

@@ -180,12 +180,12 @@ def initial_state(
     of_stream = [field.dataType for field in stream.key_schema]
     if types != of_stream:
         raise UsageError(
-            f"initialState is grouped by ({_text(types)}), but the stream by ({_text(of_stream)}); group "
-            "both by keys of the same types"
+            f"initialState is grouped by ({_text(types)}), but the stream is grouped by "
+            f"({_text(of_stream)}); group both by keys of the same types"
         )
     if moved := moved_names(stream.key_schema.names, keyed.key_schema.names):
         raise UsageError(
-            f"initialState is grouped by ({', '.join(keyed.key_schema.names)}), but the stream by "
+            f"initialState is grouped by ({', '.join(keyed.key_schema.names)}), but the stream is grouped by "
             f"({', '.join(stream.key_schema.names)}): {', '.join(moved)} is in a different position, and "
             "keys are matched by position; group both in the same order"
         )

@@ -63,7 +63,8 @@ def copy_of(processor: AnyProcessor) -> AnyProcessor:
             f"{type(processor).__name__} contains a broadcast variable, which Spark sends to the workers "
             "only with functions, not with a processor; Spark's transformWithState fails "
             "too. Store the value in the processor instead (self.table = variable.value), or load a large "
-            "one in init(), for example from a file of spark.sparkContext.addFile by SparkFiles.get(name)"
+            "one in init(), for example from a file that you distribute with "
+            "spark.sparkContext.addFile and find with SparkFiles.get(name)"
         ) from error
     return copy
 

@@ -103,4 +103,6 @@ def _check(inputs: Mapping[str, DataFrame], shared: Sequence[str]) -> None:
         }
         if len(set(types.values())) > 1:
             text = ", ".join(f"{kind} in {name!r}" for name, kind in types.items())
-            raise UsageError(f"the column {column!r} differs: {text}. Cast it to one type first")
+            raise UsageError(
+                f"the column {column!r} has different types: {text}. Cast it to one type first"
+            )

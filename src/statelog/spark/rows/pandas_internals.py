@@ -145,7 +145,7 @@ def frame_access() -> PublicAccess:
     if agrees_with_public(blocks):
         return blocks
     _log.warning(
-        "the internals of pandas %s are not the ones that statelog supports: it cuts and joins frames "
+        "statelog does not support the internals of pandas %s: it cuts and joins frames "
         "with the public API, which is slower",
         pd.__version__,
     )

@@ -176,7 +176,7 @@ class FrameOutput:
             what = f"has {len(frame.columns)} columns, but the output has {len(self._output)}"
         else:
             cause = "" if error.__cause__ is None else f": {error.__cause__}"
-            what = f"does not fit: {error}{cause}"
+            what = f"does not match the output: {error}{cause}"
         return unfit_output(
             f"a frame of ({types}) with the first rows {frame.head(2).to_dict('records')!r:.300} "
             f"{what}. The output is ({self._output.simpleString()[7:-1]})",

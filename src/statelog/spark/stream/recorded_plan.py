@@ -122,7 +122,7 @@ def _refuse_streams(method: str, arguments: Iterable[object]) -> None:
 def needs_state(method: str, what: str) -> UsageError:
     """Return the error for a step that would need Spark's own state."""
     return UsageError(
-        f"{method}: {what} needs Spark's own state, which is not possible after this query's state: do "
+        f"{method}: {what} needs Spark's own state, which cannot be used after this query's state: do "
         "it in a processor, before the first stateful operator, or in a second query over the "
         "output of this query; for a single micro-batch, do it in foreachBatch"
     )

@@ -68,7 +68,7 @@ SHOWN: Final = [
 """Methods and properties that do not read rows."""
 
 _STATE: Final = (
-    "it needs Spark's own state, which is not possible after this query's state: do it in a processor "
+    "it needs Spark's own state, which cannot be used after this query's state: do it in a processor "
     "(groupBy(...) and transform_with_state again), before the first stateful operator, or in a "
     "second query over the output of this query"
 )
@@ -264,8 +264,8 @@ class StatefulStream(DataFrame):
         # Also called for internals of a DataFrame, such as the JVM's frame.
         if name == FRAME:
             raise UsageError(
-                "the output of a stateful operator cannot be an argument of a method of a different "
-                "frame or of a function: call its own method, as in stateful.join(batch, ...)"
+                "the output of a stateful operator cannot be passed to a function, or to a method of a "
+                "different frame: call its own method, as in stateful.join(batch, ...)"
             )
         if name.startswith("_"):
             raise AttributeError(name)

@@ -81,7 +81,7 @@ class HugeKeyInput:
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Raise an error, because the rows are already on disk."""
-        raise InvariantError("the rows of a huge key are read from the task's file")
+        raise InvariantError("the rows of a huge key must be read from the task's file")
 
     def key_groups(self) -> list[int]:
         """Return the key groups that have rows, in ascending order."""

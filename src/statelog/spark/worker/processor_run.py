@@ -430,7 +430,7 @@ def unencodable_values(
                     shown_key = codec.key.from_hashable(key)
                     error = ProcessorError(
                         f"state {state.descriptor.name!r} of key {shown_key!r:.200} in batch "
-                        f"{batch_id} contains a value that does not fit "
+                        f"{batch_id} contains a value that does not fit its type "
                         f"({schema.to_string(show_field_metadata=False)}): {unfit}. Nothing of this "
                         "batch was committed",
                         batch_id=batch_id,

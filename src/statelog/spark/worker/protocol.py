@@ -156,7 +156,9 @@ def part_of(extras: Mapping[str, object], name: str, kind: type[_Part]) -> _Part
     part = extras.get(name)
     if part is None or isinstance(part, kind):
         return part
-    raise InvariantError(f"the part of the extension {name} is a {type(part).__name__}")
+    raise InvariantError(
+        f"the extension {name} sent a {type(part).__name__}, not a {kind.__name__}"
+    )
 
 
 # The parts of an answer are msgspec's structs: the driver unpickles one for each task, and a struct takes a

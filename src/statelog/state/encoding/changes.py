@@ -94,8 +94,8 @@ class OperatorCodec:
                     written = self._earlier(schema)
                 except UNDECODABLE as error:
                     raise CorruptionError(
-                        f"state written with generation {schema.generation} of the schema cannot be converted to "
-                        f"the current schema: {error}"
+                        f"state of schema generation {schema.generation} cannot be converted to the current "
+                        f"schema: {error}"
                     ) from error
             self._written[metadata] = written
         return written
@@ -104,13 +104,13 @@ class OperatorCodec:
         # The checkpoint has the newest schema, so a later one is not of this location.
         if written.generation > self.schema.generation:
             raise CorruptionError(
-                f"found state with generation {written.generation} of the schema, which is later than the "
-                f"generation {self.schema.generation} of the checkpoint"
+                f"found state of schema generation {written.generation}, but the checkpoint has the earlier "
+                f"generation {self.schema.generation}"
             )
         if stored_types(written.key_schema) != stored_types(self.schema.key_schema):
             raise CorruptionError(
-                f"found state changes of the key ({schema_text(written.key_schema)}) in the state "
-                f"of ({schema_text(self.schema.key_schema)})"
+                f"found state changes with the key ({schema_text(written.key_schema)}) in state "
+                f"with the key ({schema_text(self.schema.key_schema)})"
             )
         key_codec = KeyCodec(written.key_schema)
         # By identity: a name that was deleted and declared again is a different variable.
@@ -327,13 +327,15 @@ class ChangesReader:
     ) -> tuple[int, pa.RecordBatch | None]:
         """Decode one change to a state id and operations; return None for a deleted variable."""
         if len(value) < _HEADER.size:
-            raise CorruptionError(f"a change in key group {key_group} is only {len(value)} bytes")
+            raise CorruptionError(
+                f"a change in key group {key_group} is only {len(value)} bytes long"
+            )
         # Values of the log are checked before Arrow reads them: they may be of a newer version.
         kind, state_id = _HEADER.unpack_from(value)
         if kind != DELTAS or state_id >= len(written.codecs):
             raise IncompatibleFormatError(
-                f"a change of kind {kind} for state {state_id} in key group {key_group} is "
-                "unknown to this statelog; upgrade statelog"
+                f"this version of statelog does not know the change of kind {kind} for state "
+                f"{state_id} in key group {key_group}; upgrade statelog"
             )
         codec = written.codecs[state_id]
         if codec is None:

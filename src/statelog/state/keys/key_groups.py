@@ -190,4 +190,4 @@ def value_hasher(kind: pa.DataType) -> Hasher:
     for matches, hasher in _HASHERS:
         if matches(kind):
             return hasher
-    raise UsageError(f"only Spark can compute the key group of a key of type {kind}")
+    raise UsageError(f"only Spark can compute key groups for keys of type {kind}")

@@ -227,7 +227,7 @@ class Kind(ABC, Generic[Cell, Delta]):
 
         Only for a kind that `replaces`.  What a clearing operation has is not looked at.
         """
-        raise InvariantError(f"operations of {self.name} state are not cells")
+        raise InvariantError(f"operations on {self.name} state cannot be converted to cells")
 
     def operation_elements(self, columns: Sequence[pa.Array], element: pa.DataType) -> pa.Array:
         """
@@ -236,7 +236,7 @@ class Kind(ABC, Generic[Cell, Delta]):
         Only for a kind that does not `replaces`: its cells are lists, and an operation adds an
         element after the others, or removes some.
         """
-        raise InvariantError(f"operations of {self.name} state are not elements")
+        raise InvariantError(f"operations on {self.name} state cannot be converted to elements")
 
     def element_keys(self, elements: pa.Array) -> list[pa.Array] | None:
         """Return the columns that identify an element to replace; None if elements only append."""

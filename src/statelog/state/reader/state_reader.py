@@ -427,7 +427,7 @@ class StateReader:
             raise
         except UNDECODABLE as error:
             raise CorruptionError(
-                f"the state of checkpoint {self.checkpoint_id} of {self._store.url} does not fit the "
+                f"the state of checkpoint {self.checkpoint_id} of {self._store.url} does not match the "
                 f"schema stored with it: {error}",
                 checkpoint_id=self.checkpoint_id,
             ) from error

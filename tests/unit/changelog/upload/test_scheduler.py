@@ -85,7 +85,9 @@ def test_waiting_ends_with_a_time_out():
     store, scheduler = gated(100, timeout_s=0.02)
     scheduler.upload(task(100)[0])
     late, ended = task(80)
-    with pytest.raises(cl.BackpressureTimeoutError, match="no upload capacity for 80 bytes"):
+    with pytest.raises(
+        cl.BackpressureTimeoutError, match="no upload capacity became free for 80 bytes"
+    ):
         scheduler.upload(late)
     assert [cl.BackpressureTimeoutError] == [type(error) for error in ended]
     store.gate.set()

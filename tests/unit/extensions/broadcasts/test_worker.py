@@ -258,7 +258,7 @@ def test_a_tester_has_broadcast_tables() -> None:
     assert 6 == row.value
     tester.setBroadcast("rules", [{"op": "add", "factor": 4}], RULES)
     assert [8] == [row.value for row in tester.test("a", [Row(op="add", n=2)])]
-    with pytest.raises(UsageError, match="does not fit its schema"):
+    with pytest.raises(UsageError, match="does not match its schema"):
         tester.setBroadcast("rules", [{"op": "add", "factor": "many"}], RULES)
     tester.setBroadcast("rules", [], RULES)
     with pytest.raises(ProcessorError, match="KeyError"):

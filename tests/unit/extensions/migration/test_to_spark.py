@@ -140,7 +140,7 @@ def test_a_position_that_spark_cannot_continue_is_rejected(
 
 
 def test_the_state_of_a_different_query_and_named_sources_are_rejected() -> None:
-    with pytest.raises(UsageError, match="of query q, but the state is that of query other"):
+    with pytest.raises(UsageError, match="of query q, but the state belongs to query other"):
         files_for_spark(query(), query_id="other")
     with pytest.raises(UsageError, match=r"of query \(none\), but the state"):
         files_for_spark(Files({}))

@@ -204,7 +204,7 @@ def test_wrong_calls_of_fork_are_rejected(query: Query, capsys: pytest.CaptureFi
     root = query.root
     with pytest.raises(CheckpointError, match="does not exist"):
         forked(query, checkpoint=99)
-    with pytest.raises(UsageError, match="'x', which is not an id, not a tag"):
+    with pytest.raises(UsageError, match=r"must be an id, a tag of .*; got 'x'"):
         forked(query, checkpoint="x")
     with pytest.raises(UsageError, match="ends with /statelog"):
         statelog.fork(root / "state", root / "other")

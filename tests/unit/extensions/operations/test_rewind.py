@@ -114,7 +114,7 @@ def test_an_impossible_rewind_is_rejected_and_changes_nothing(query: Query, tmp_
     (tmp_path / "query/state/0/1/2.delta").write_text("x")
     refused(4, "foreign_state", "state of one of Spark's own operators")
     (tmp_path / "query/metadata").write_text('{"id":"other"}')
-    refused(4, "other_query", "state of query q; the checkpointLocation is that of query other")
+    refused(4, "other_query", "state of query q; the checkpointLocation belongs to query other")
     (tmp_path / "query/metadata").unlink()
     with pytest.raises(UsageError, match="not the checkpointLocation of a streaming query"):
         query.rewind(4)

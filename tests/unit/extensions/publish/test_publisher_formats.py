@@ -147,4 +147,4 @@ def test_calls_without_one_table_fail(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "one table" in capsys.readouterr().err
     call = ["publish", published.location, *published.arguments]
     assert 2 == run([*call, "--catalog-option", "type=sql"])
-    assert "apply to an Iceberg table" in capsys.readouterr().err
+    assert "apply only to Iceberg tables" in capsys.readouterr().err

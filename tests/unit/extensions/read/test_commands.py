@@ -240,7 +240,7 @@ def test_a_file_that_exists_or_appears_during_the_export_is_kept(
     out = tmp_path / "timers.parquet"
     out.write_text("mine")
     command = ["read", stored.location, "--to", str(out), "$timers"]
-    assert "exists; --overwrite replaces it" in call(*command, status=2)
+    assert "already exists; pass --overwrite to replace it" in call(*command, status=2)
     with monkeypatch.context() as patch:
         patch.setattr(parquet_files, "_check_absent", lambda files, facts, overwrite: None)
         assert "exists" in call(*command, status=2)

@@ -185,7 +185,7 @@ def test_names_that_are_not_there_are_answered_with_those_that_are(
         (lambda: state.changes(newest - 1, newest, "totals"), no_variable),
         (lambda: state.table("total", 99), "checkpoint 99 does not exist"),
         (lambda: state.table("total", 1.5), "must be a whole number"),  # type: ignore[arg-type]
-        (lambda: state.table("total", "newest"), "is 'newest', which is not an id, not a tag"),
+        (lambda: state.table("total", "newest"), "must be an id, a tag of .*; got 'newest'"),
         (other.variables, "does not have an operator 'other'; name one of op"),
         (lambda: sl.open(tmp_path / "absent"), "the directory .* does not exist"),
         (lambda: empty.table("total"), "does not contain a checkpoint"),

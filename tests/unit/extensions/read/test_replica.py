@@ -334,7 +334,7 @@ def test_waits_are_bounded(followed: tuple[Calm, Replica]) -> None:
     _, replica = followed
     begin = time.monotonic()
     with pytest.raises(
-        UnavailableError, match=r"was not committed in 0\.1 s; the newest checkpoint is 1"
+        UnavailableError, match=r"was not committed within 0\.1 s; the newest checkpoint is 1"
     ):
         replica.wait_for(5, timeout_s=0.1)
     assert time.monotonic() - begin < 5

@@ -65,7 +65,7 @@ def test_steps_and_differences_in_json(call, job: RecordedJob) -> None:
     [
         (["nobody"], "does not contain a recording of the key ('nobody',)"),
         (["k1", "k2"], "a key requires a value for each of (k string); got 2"),
-        (["k1", "--since", "stable"], "since is 'stable', which is not an id, not a tag of"),
+        (["k1", "--since", "stable"], "since must be an id, a tag of"),
         (
             ["k1", "--since", "9"],
             "does not contain a recording of the key ('k1',) after checkpoint 9",

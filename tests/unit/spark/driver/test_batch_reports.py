@@ -77,7 +77,7 @@ def test_uploads_are_counted_where_there_were_any() -> None:
 
 @pytest.mark.parametrize("name", ["rowz", "log_bytes"])
 def test_a_task_counts_declared_figures_only(name: str) -> None:
-    with pytest.raises(InvariantError, match=f"counted '{name}'"):
+    with pytest.raises(InvariantError, match=f"reported '{name}'"):
         figures_of([[ack(**{name: 1})]])
 
 

@@ -392,7 +392,7 @@ def test_changes_without_a_schema_or_with_a_later_one_are_refused():
     with pytest.raises(CorruptionError, match="generation 1"):
         codec.reader().decode([-1, 0], [later, change])
     other_key = OperatorCodec(OperatorStateSchema("op", pa.schema([("k", pa.string())]), (NUMBER,)))
-    with pytest.raises(CorruptionError, match="of the key"):
+    with pytest.raises(CorruptionError, match="state changes with the key"):
         codec.reader().decode([-1], [other_key.metadata_change()])
     with pytest.raises(IncompatibleFormatError, match="kind 9"):
         codec.decode([0], [b"\x09" + change[1:]])

@@ -59,5 +59,5 @@ def test_special_numbers_are_found(value: float | None) -> None:
 
 def test_a_type_that_only_spark_hashes_is_refused_and_says_so() -> None:
     schema = pa.schema([("s", pa.struct([("a", pa.int64())]))])
-    with pytest.raises(UsageError, match="only Spark can compute the key group"):
+    with pytest.raises(UsageError, match="only Spark can compute key groups"):
         StateKey({"a": 1}, schema).key_groups(KeyGroupRange(0, 5))

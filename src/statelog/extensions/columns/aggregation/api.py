@@ -141,9 +141,9 @@ def _pre_aggregated(plan: AggregationPlan) -> PreAggregated:
 def _no_end(plan: AggregationPlan) -> UsageError:
     names = ", ".join(plan.keyed.key_schema.names)
     return UsageError(
-        f"outputMode Append requires that each key ends, but keys of ({names}) do not: call "
-        "withWatermark on the input and group by window(...) of that column, or by the column; or use "
-        "Update"
+        "outputMode Append outputs a key when the watermark has passed it, but the watermark never "
+        f"passes keys of ({names}): call withWatermark on the input, and group by that column or by "
+        "window(...) of it; or use Update"
     )
 
 

@@ -507,8 +507,8 @@ def log_of_buckets(rsd: float) -> int:
     log_buckets = math.ceil(2 * math.log2(1.04 / rsd)) if 0 < rsd < 1 else 0
     if rsd >= 1 or rsd <= 0 or log_buckets > _MOST:
         raise UsageError(
-            f"approx_count_distinct: rsd={rsd!r}; the relative standard deviation must be a number from "
-            f"{1.04 / 2 ** (_MOST / 2):.4f} to below 1"
+            f"approx_count_distinct: rsd={rsd!r}; the relative standard deviation must be at least "
+            f"{1.04 / 2 ** (_MOST / 2):.4f} and below 1"
         )
     return max(log_buckets, _LEAST)
 

@@ -211,12 +211,12 @@ class OneShuffle:
         plan = executed_plan(frame.sparkSession, results)
         shuffle = _shuffle_of_aggregation(plan)
         if shuffle is None:
-            raise Unfit("the plan of the aggregation does not shuffle")
+            raise Unfit("the plan of the aggregation does not contain a shuffle")
         # The partial results begin with the keys: `_partitioning` finds them by position.
         partials = shuffle.children().head().output()
         by = shuffle.outputPartitioning().expressions()
         if by.size() != self._key_count or not by.equals(partials.take(self._key_count)):
-            raise Unfit("the plan of the aggregation does not shuffle by the keys")
+            raise Unfit("the plan of the aggregation does not shuffle the rows by their keys")
         self._schema = results.schema()
         to_tasks = self._copies.with_argument(shuffle, 0, self._partitioning)
         return self._copies.with_node(plan, shuffle, to_tasks)

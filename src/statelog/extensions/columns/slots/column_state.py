@@ -208,7 +208,7 @@ def _times(times_ms: object, length: int) -> npt.NDArray[np.int64]:
         )
         times = column.cast(pa.int64())
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise UsageError(f"timers take times in milliseconds as whole numbers: {error}") from error
+        raise UsageError(f"timer times must be whole numbers of milliseconds: {error}") from error
     if len(times) != length or times.null_count:
         raise UsageError(
             f"got {len(times)} times, {times.null_count} of them null, for {length} keys"

@@ -107,7 +107,9 @@ class Keys:
         may_repeat = numbers_of_keys.dtype != np.bool_
         if numbers_of_keys.dtype == np.bool_:
             if len(numbers_of_keys) != len(self):
-                raise UsageError(f"a mask of {len(numbers_of_keys)} values for {len(self)} keys")
+                raise UsageError(
+                    f"the mask has {len(numbers_of_keys)} values, but there are {len(self)} keys"
+                )
             numbers_of_keys = np.flatnonzero(numbers_of_keys)
         numbers_of_keys = numbers_of_keys.astype(np.int64, copy=False)
         numbers = pa.array(numbers_of_keys)

@@ -113,7 +113,7 @@ def _print_points(points: list[RewindPoint], as_json: bool) -> None:
             )
             continue
         text = f"batch {point.batch_id}: checkpoint {point.checkpoint_id}, committed "
-        problem = f"; not possible: {point.problem}" if point.problem else ""
+        problem = f"; cannot be chosen: {point.problem}" if point.problem else ""
         say(f"{text}{utc(point.created_at_ms)} UTC", (problem, "yellow"))
     if not as_json:
         say("Choose a batch with --batch-id to see what a rewind would change.")

@@ -254,7 +254,7 @@ def _replaced(batch: SinkBatch, last: DeliveredBatch | None) -> FencedError:
     """Return the error for a target to which a different driver wrote during this run."""
     has = "lost its record" if last is None else f"has batch {last.batch_id} ({last.to_text()})"
     return FencedError(
-        f"the target {has} of {batch.writer}, but this driver is at batch {batch.batch_id} ({batch.record}): "
+        f"the target {has} by {batch.writer}, but this driver is at batch {batch.batch_id} ({batch.record}): "
         "a second driver is running the query, or ran it recently. Stop one of the two. If the other driver ran "
         "before a rewind, delete its rows in the target and start this query again"
     )

@@ -256,7 +256,7 @@ def test_rows_of_a_key_replace_each_other(tmp_path: Path) -> None:
     assert [("a", 1, "z"), ("a", 2, "new"), ("b", 1, "x")] == select(
         path, "select * from t order by 1, 2"
     )
-    with pytest.raises(UsageError, match="lack key columns the key; they have n, v"):
+    with pytest.raises(UsageError, match="lack the key columns the key; they have n, v"):
         sink.write(batch_of(2, table.drop(["the key"])))
     assert batch(1).batch == sink.last_committed(WRITER)
     sink.close()
@@ -351,9 +351,9 @@ def test_wrong_settings_of_a_kafka_sink() -> None:
 
 def test_rows_that_are_no_records_are_rejected_before_the_broker_is_asked() -> None:
     sink = KafkaSink("topic", {"bootstrap.servers": "127.0.0.1:1"}, timeout_s=0.1)
-    with pytest.raises(UsageError, match=r"a column value and .* but the output has key, n"):
+    with pytest.raises(UsageError, match=r"needs a column value, .* but it has the columns key, n"):
         sink.write(batch_of(0, pa.table({"key": ["a"], "n": [1]})))
-    with pytest.raises(UsageError, match="the column value for Kafka is int64: cast it"):
+    with pytest.raises(UsageError, match="the column value for Kafka has the type int64: cast it"):
         sink.write(batch_of(0, pa.table({"value": [1]})))
 
 
