@@ -175,7 +175,7 @@ def refuse(path: str, exist_ok: bool) -> None:
 
 
 @pytest.mark.parametrize("fault", [below_a_file, read_only])
-def test_h8_a_folder_that_takes_nothing_means_no_local_copy(
+def test_h8_a_folder_that_cannot_be_written_means_no_local_copy(
     fault, store, config, tmp_path, monkeypatch
 ):
     fault(tmp_path / "local", monkeypatch)

@@ -180,6 +180,8 @@ def test_a_close_keeps_what_was_handed_out_and_releases_the_rest():
     failed, kept, released = log.handle(Closed(), 0)
     assert isinstance(failed, FailPersist)
     assert isinstance(failed.error, WriterClosedError)
+    # Set 0 was in a persist that completed, so its file stays; set 1 was only flushed. The log
+    # itself refers to neither any longer.
     assert HandOver((result(0),)) == kept
     assert ReleaseSets((result(0), result(1))) == released
     assert [ReleaseSets((result(2),))] == log.handle(UploadSucceeded((result(2),)), 0)

@@ -166,7 +166,7 @@ def test_a_wait_for_a_thread_goes_on_where_threads_work_again():
     assert [] == core.handle(ThreadsHang(), 460), "an attempt runs within its time"
 
 
-def test_a_retry_whose_moment_cannot_be_waited_for_ends_the_upload():
+def test_an_upload_fails_if_the_timer_of_its_retry_cannot_be_set():
     core = begun()
     assert [SetTimer(60)] == core.handle(AttemptFailed(1, ERROR), 10)
     lost = OSError("no thread")

@@ -87,7 +87,7 @@ def shown_with(row: dict[str, Any]) -> str:
     return str(shown.shown).replace("Row(n=7)", "(7,)")
 
 
-def test_state_is_put_back_in_order_but_what_has_expired() -> None:
+def test_state_that_has_not_expired_is_restored_in_its_order() -> None:
     timers = [HOUR, 2 * HOUR]
     for row, state in (
         (row_of(HOUR, 0), [(7,), ["ink"], {"pen": 1}, timers]),  # the tester's time is 0

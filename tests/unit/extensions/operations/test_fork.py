@@ -263,7 +263,7 @@ def test_a_secret_in_the_url_is_not_stored(query: Query, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("verb", ["tag", "fork"])
-def test_tag_and_fork_await_the_sink(
+def test_tag_and_fork_wait_until_the_query_has_committed_the_batch(
     query: Query, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, waits = query.folder / "commits" / "4", []

@@ -318,7 +318,7 @@ def test_an_option_may_be_given_in_the_code_by_its_key() -> None:
         settled({}, {"snapshot.max-log-handle": 3})
 
 
-def test_observers_are_given_once_in_a_query() -> None:
+def test_observers_of_two_calls_are_joined_unless_they_differ() -> None:
     metrics, seen = Metrics(), list[BatchProgress]()
     first = Observers(seen.append)
     assert Observers(seen.append, metrics) == Observers(metrics=metrics).after(first)

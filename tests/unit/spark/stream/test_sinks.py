@@ -122,14 +122,15 @@ def test_a_rewound_query_writes_its_batches_again(table: DeltaTable) -> None:
 
 
 def test_a_driver_that_slept_during_a_rewind_writes_nothing(table: DeltaTable) -> None:
-    has_looked, sleeps = table.driver(), table.driver()
-    has_looked(batch(0))
-    has_looked(batch(1))
+    # Both drivers sleep through the rewind; only one has read the table's history before it.
+    early, late = table.driver(), table.driver()
+    early(batch(0))
+    early(batch(1))
     table.driver()(batch(1, 7), "of the new driver")
     for number in (2, 9):
-        has_looked(batch(number), "given up")
+        early(batch(number), "given up")
         with pytest.raises(FencedError, match=r"batch 1 of timeline 7, .* of timeline 0"):
-            sleeps(batch(number), "given up")
+            late(batch(number), "given up")
     assert [(0, "row"), (1, "row"), (1, "of the new driver")] == table.rows
 
 
