@@ -322,7 +322,11 @@ def test_inputs_that_do_not_fit_are_rejected(spark):
         (["input"], ["id"], "an input cannot be named 'input'"),
         (["id"], ["id"], "an input cannot be named 'id'"),
         (["order", "payment"], ["id", "amount"], "'payment' does not have the column amount"),
-        (["order", "other"], ["id"], "'id' differs: bigint in 'order', string in 'other'"),
+        (
+            ["order", "other"],
+            ["id"],
+            "'id' has different types: bigint in 'order', string in 'other'",
+        ),
         (["order", "other"], ["at"], "'other' does not have the column at"),
         (["keys"], ["id"], "'keys' contains only its keys"),
     ):
