@@ -287,7 +287,7 @@ are not settings; examples are `on_progress` and `metrics`.
 of a number ends with its unit: `timeout_s`, `now_ms`, `size_bytes`. On the command line and in an
 option, the value contains the unit: `--min-age 30m`, `memoryBudget="512 mb"`.
 
-`statelog.changelog` uses Flink's nouns in Python's spelling, and its [options](options.md) use Flink's keys.
+`statelog.changelog` uses Flink's nouns, spelled as Python names, and its [options](options.md) use Flink's keys.
 
 ## One idea has one name
 

@@ -272,9 +272,9 @@ class CheckpointCoordinator:
         """
         if self._claim is None or not self._restored:
             raise UsageError(
-                "call claim() and then restore() before the first checkpoint, and again after a "
-                "checkpoint was declined with an unknown outcome: the location may have a different owner and other "
-                "checkpoints"
+                "call claim() and then restore() before the first checkpoint, and again when the "
+                "outcome of a checkpoint is unknown: by then the location may have a different owner and "
+                "different checkpoints"
             )
         # A checkpoint under way may be triggered again; a fenced ledger has its own error.
         is_first = self._ledger.pending_id is None and not self._ledger.is_fenced

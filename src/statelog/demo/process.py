@@ -211,7 +211,7 @@ def run_demo(
         for message in job.events():
             show(message)
     if job.process.returncode != 0:
-        raise StatelogError(f"the job was ended by signal {-job.process.returncode}")
+        raise StatelogError(f"the job was terminated by signal {-job.process.returncode}")
 
 
 def _kill_after(job: JobProcess, batches: int, show: Show) -> dict[int, str]:

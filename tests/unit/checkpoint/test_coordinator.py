@@ -207,7 +207,7 @@ def test_a_checkpoint_with_an_unknown_outcome_cannot_be_replaced_by_another():
     owner.decline(1, "gave up")
     with pytest.raises(CheckpointError, match="gave up"):
         owner.complete(1, properties={})
-    with pytest.raises(UsageError, match="declined with an unknown outcome"):
+    with pytest.raises(UsageError, match="when the outcome of a checkpoint is unknown"):
         owner.trigger(1, [ALL])
     assert owner.claim() == 2
     assert owner.restore().checkpoint_id == 1

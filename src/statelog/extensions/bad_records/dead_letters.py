@@ -265,9 +265,9 @@ class FailedKeys:
         self._bytes += size
         if table is None or self._bytes > LETTERS_BYTES_MAX:
             raise self._too_many(
-                f"the rows of the keys that failed or are frozen in one task of batch {self._batch_id} "
-                f"exceed the limit of {LETTERS_BYTES_MAX >> 20} MiB for dead letters; the first key that "
-                f"failed: {self.first or 'none'}. Read fewer rows per micro-batch, or use onError='skip'"
+                f"in one task of batch {self._batch_id}, the rows of failed and frozen keys exceed the "
+                f"dead-letter limit of {LETTERS_BYTES_MAX >> 20} MiB; the first key that failed: "
+                f"{self.first or 'none'}. Read fewer rows per micro-batch, or use onError='skip'"
             )
         return table if table.num_rows else None
 

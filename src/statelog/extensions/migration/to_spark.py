@@ -472,7 +472,7 @@ def _times(
         settings = decode_json(log[1], _planned).conf
     except (IndexError, msgspec.DecodeError) as error:
         raise CheckpointError(
-            f"{COMMITS}/{record.batch_id} or {OFFSETS}/{record.batch_id} of {old.url} is damaged: {error}. "
+            f"{COMMITS}/{record.batch_id} or {OFFSETS}/{record.batch_id} in {old.url} is damaged: {error}. "
             "Use an earlier checkpoint",
             reason="damaged",
         ) from error

@@ -456,9 +456,9 @@ def _referred(
         if reference.location != parent.url or (tag is not None and not is_same):
             raise UsageError(
                 f"a fork of checkpoint {reference.checkpoint_id} of {reference.location} was started in "
-                f"{new.url} but not finished; repeat that call, or use a different location. `statelog "
-                f"tag {reference.location} {fork_id} --kind fork --remove --apply` lets the parent delete the "
-                "checkpoint"
+                f"{new.url} but not finished; repeat the call that started it, or use a different "
+                f"location. To let the parent delete the checkpoint, run `statelog tag "
+                f"{reference.location} {fork_id} --kind fork --remove --apply`"
             )
         if tag is not None:
             return _Begun(fork_id=fork_id, checkpoint_id=tag.checkpoint_id, tag=tag)

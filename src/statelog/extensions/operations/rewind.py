@@ -2,10 +2,10 @@
 Rewind the source offsets and the state of a query together to one micro-batch.
 
 The order of the steps makes a crash harmless.  A claim fences a run that is still active.  One
-commit makes the state that of the micro-batch: the point of no return.  Then Spark's files of later
-micro-batches are deleted, newest first: `commits/`, `offsets/`, the logs of file sources.  A query
-started in between is refused or continues exactly, because every checkpoint records how far the
-sources were read; and the rewind can be repeated.
+commit makes the state that of the micro-batch: the point of no return.  Then Spark's files for
+later micro-batches are deleted, newest first: `commits/`, `offsets/`, the logs of file sources.  A
+query started in between is refused or continues exactly, because every checkpoint records how far
+the sources were read; and the rewind can be repeated.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def rewind(
     """
     Rewind a stopped query's source offsets and state to one micro-batch.
 
-    The state after the micro-batch becomes the newest checkpoint.  Spark's files of later
+    The state after the micro-batch becomes the newest checkpoint.  Spark's files for later
     micro-batches are deleted, so the query plans and reads them again.  A run that is still active
     is fenced and fails at its next commit.  Repeat an interrupted call with the same arguments.  A
     sink that stores batch ids must delete the later ones.

@@ -308,8 +308,8 @@ class Replica:
                 continue
             return
         raise CheckpointError(
-            f"the query that writes to {self._store.url} deleted the newest checkpoint before it could be "
-            f"read, in {ATTEMPTS} attempts: raise its retainedCheckpoints, or check whether an "
+            f"in each of {ATTEMPTS} attempts, the query that writes to {self._store.url} deleted the newest "
+            f"checkpoint before it could be read: raise its retainedCheckpoints, or check whether an "
             f"object is missing (statelog verify). The last error: {gone}",
             reason="subsumed",
         ) from gone

@@ -89,7 +89,7 @@ class LoggedOperations:
         for state_id, parts in self._parts.items():
             name = self._codec.states[state_id].descriptor.name
             batch = joined_batches(
-                (changes for _, _, changes in parts), f"changes of state {name!r},"
+                (changes for _, _, changes in parts), f"changes to state {name!r},"
             )
             counts = [batch.num_rows for _, _, batch in parts]
             if batch.num_rows:

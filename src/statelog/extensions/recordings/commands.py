@@ -41,7 +41,7 @@ def replay(
     processor: Annotated[
         str | None,
         typer.Option(
-            help="Processor class, or a function that returns a processor, as module:Class or file.py:Class; required with a key.",
+            help="Processor class, or a function that returns a processor, as module:Class or file.py:Class; required if a key is given.",
             metavar="MODULE:CLASS",
         ),
     ] = None,

@@ -89,7 +89,7 @@ def session_id(session: SparkSession) -> str:
 
 
 def query_of(session: SparkSession) -> str:
-    """Return Spark's id of the query whose micro-batch runs in this thread, or ""."""
+    """Return Spark's id for the query whose micro-batch is running in this thread, or ""."""
     return session.sparkContext.getLocalProperty(_QUERY_ID) or ""
 
 

@@ -312,7 +312,7 @@ class ChangesReader:
             deltas = _deltas(codec, [batch for _, batch in parts])
         except UNDECODABLE as error:
             raise CorruptionError(
-                f"changes of state {codec.descriptor.name!r} in the key groups "
+                f"changes to state {codec.descriptor.name!r} in key groups "
                 f"{parts[0][0]} to {parts[-1][0]} cannot be read: {error}"
             ) from error
         for (key_group, _), delta in zip(parts, deltas, strict=True):

@@ -234,7 +234,7 @@ def test_letters_beyond_their_bound_fail_the_batch(
     monkeypatch.setattr(dead_letters, "LETTERS_BYTES_MAX", 2_000)
     job = poisoned(tmp_path)
     rows = [("k1", "append", number) for number in range(200)]
-    with pytest.raises(ProcessorError, match="MiB for dead letters"):
+    with pytest.raises(ProcessorError, match="exceed the dead-letter limit of"):
         job.run([*rows, ("k1", "fail", 1)])
     skipping = poisoned(tmp_path, SKIP)
     assert 1 == failures_of(skipping.run([*rows, ("k1", "fail", 1)])[0]).keys

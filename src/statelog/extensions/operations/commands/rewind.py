@@ -54,9 +54,9 @@ def rewind(
     Rewind a stopped query's source offsets and state to one micro-batch.
 
     The state after the micro-batch becomes the newest checkpoint.  The command deletes Spark's
-    files of later micro-batches (offsets, commits, and the lists of file sources), so the query
-    plans and reads those batches again.  A run that is still active is fenced and fails at its next
-    commit.  If the command is interrupted, run it again with the same arguments.
+    files for later micro-batches (offsets, commits, and the file lists of file sources), so the
+    query plans and reads those batches again.  A run that is still active is fenced and fails at
+    its next commit.  If the command is interrupted, run it again with the same arguments.
 
     If the sink stores batch ids, delete the ids of later micro-batches from it.  Exit status 1 if
     the rewind is not possible: the checkpoint is not retained, the offsets are missing or do not
