@@ -45,6 +45,15 @@ def test_the_commands_exist(block: Block) -> None:
         check(words)
 
 
+def test_commands_of_statelog_exist_where_they_cannot_run() -> None:
+    excluded = [block for block in ALL if block.language in ("sh", "console") and block.no_run]
+    found = [words for block in excluded for words in commands(block.text)]
+    own = [words for words in found if words[0] == "statelog"]
+    assert len(own) > 10
+    for words in own:
+        check(words)
+
+
 def check(words: list[str]) -> None:
     """Fail if a command of a shell block names what is not there."""
     words = [word for word in words if not re.fullmatch(r"[A-Z_]+=\S*", word)]
