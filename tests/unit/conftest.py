@@ -1,6 +1,7 @@
-"""Call the command as a user does."""
+"""Call the command as a user does; run jobs of tests without full collections."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,3 +31,19 @@ class Call:
 @pytest.fixture
 def call(capsys) -> Call:
     return Call(capsys)
+
+
+@pytest.fixture(autouse=True)
+def campaigns_without_full_collections(request, monkeypatch) -> None:
+    """
+    Leave out the collections that a worker makes for each new state.
+
+    A campaign makes thousands of states in one process, and each pass visits the objects of all
+    tests that ran before: nine tenths of the time.
+    """
+    marks = {mark.name for mark in request.node.iter_markers()}
+    if {"job", "campaign"} <= marks:
+        from statelog.spark.worker import kept_states
+
+        calls = dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)
+        monkeypatch.setattr(kept_states, "gc", SimpleNamespace(**calls))
