@@ -34,15 +34,14 @@ def call(capsys) -> Call:
 
 
 @pytest.fixture(autouse=True)
-def campaigns_without_full_collections(request, monkeypatch) -> None:
+def jobs_without_full_collections(request, monkeypatch) -> None:
     """
     Leave out the collections that a worker makes for each new state.
 
     A campaign makes thousands of states in one process, and each pass visits the objects of all
-    tests that ran before: nine tenths of the time.
+    tests that ran before: nine tenths of the time. `test_kept_states.py` tests them.
     """
-    marks = {mark.name for mark in request.node.iter_markers()}
-    if {"job", "campaign"} <= marks:
+    if request.node.get_closest_marker("job"):
         from statelog.spark.worker import kept_states
 
         calls = dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)
