@@ -41,7 +41,7 @@ def jobs_without_full_collections(request, monkeypatch) -> None:
     A campaign makes thousands of states in one process, and each pass visits the objects of all
     tests that ran before: nine tenths of the time. `test_kept_states.py` tests them.
     """
-    if request.node.get_closest_marker("job"):
+    if any(map(request.node.get_closest_marker, ("job", "campaign"))):
         from statelog.spark.worker import kept_states
 
         calls = dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)
