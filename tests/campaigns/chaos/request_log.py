@@ -22,7 +22,7 @@ from tests.campaigns.model.conformance import event_of
 from tests.support.locations.sequence_entries import decoded
 
 from statelog.checkpoint import CheckpointCoordinator
-from statelog.errors import ObjectExistsError, ObjectNotFoundError
+from statelog.errors import ObjectExistsError, ObjectNotFoundError, StoreError
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.store import LocationStore
 from statelog.store.paths import parse_checkpoint_metadata
@@ -65,7 +65,9 @@ class RequestLog:
         append(self._journal, entry)
 
     @contextmanager
-    def request(self, location: str, events: Iterable[dict[str, Any]]) -> Iterator[None]:
+    def request(
+        self, location: str, events: Iterable[dict[str, Any]], outcome_of_refusal: Callable[[], str]
+    ) -> Iterator[None]:
         """Note a request with its events: what happens to the entries when it takes effect."""
         name = f"{self._process}-{next(self._numbers)}"
         self._note(began=name, location=location, owner=self._owner(location), events=[*events])
@@ -74,7 +76,7 @@ class RequestLog:
             yield
             outcome = "done"
         except ObjectExistsError:
-            outcome = "refused"
+            outcome = outcome_of_refusal()
             raise
         except ObjectNotFoundError:
             outcome = "done"  # the question was answered
@@ -94,6 +96,18 @@ class RequestLog:
         return self._owners.get(location, self._process)
 
 
+def outcome_of_refusal(store: LocationStore, path: str, data: Any) -> str:
+    """
+    Return "done" if the object that is there was written by the request that was refused.
+
+    A client repeats a request whose answer was lost; then its own object refuses the repetition.
+    """
+    try:
+        return "done" if bytes(store.get(path)) == bytes(joined(data)) else "refused"
+    except StoreError:
+        return "unknown"
+
+
 def log_requests(journal: Path) -> None:
     """Note the requests of this process from now on; for a process of its own, as it is not undone."""
     log = RequestLog(journal)
@@ -110,7 +124,8 @@ def log_requests(journal: Path) -> None:
             events = events_of(*arguments, **more)
             if not events:
                 return usual(store, *arguments, **more)
-            with log.request(store.url, events):
+            refused = functools.partial(outcome_of_refusal, store, *arguments)
+            with log.request(store.url, events, refused):
                 return usual(store, *arguments, **more)
 
         return send

@@ -80,7 +80,8 @@ class Interleaving:
         driver.start()
         assert driver.pid is not None
         # A file of the process, because its id may be another process's once it has ended.
-        self._files[driver] = os.pidfd_open(driver.pid)
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            self._files[driver] = os.pidfd_open(driver.pid)
         return driver
 
     def _strike(self, driver: BaseProcess) -> None:
@@ -88,8 +89,11 @@ class Interleaving:
         self._send(driver, self._chance.choice(kinds))
 
     def _send(self, driver: BaseProcess, kind: signal.Signals) -> None:
+        file = self._files.get(driver)
+        if file is None:
+            return
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            signal.pidfd_send_signal(self._files[driver], kind)
+            signal.pidfd_send_signal(file, kind)
             self._kills[kind.name] += 1
 
     def _end(self) -> None:

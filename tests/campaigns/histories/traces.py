@@ -24,6 +24,7 @@ from statelog.checkpoint.history import present_ids
 from statelog.errors import ObjectNotFoundError
 from statelog.format.checkpoint_record import ClaimRecord
 from statelog.store import PATHS, LocationStore
+from statelog.store.location_store import parse_parent_path
 from statelog.store.paths import parse_checkpoint_metadata
 from statelog.testing.faulty_store import joined
 
@@ -170,7 +171,9 @@ class Traces:
 
     def _delete(self, delete: Callable[..., Any], paths: Any) -> Any:
         paths = list(paths)
-        numbers = {path: parse_checkpoint_metadata(path) for path in paths}
+        # A fork names objects of its parent, too; they are not deleted.
+        own = [path for path in paths if parse_parent_path(path) is None]
+        numbers = {path: parse_checkpoint_metadata(path) for path in own}
         store = delete.args[0]  # type: ignore[attr-defined]
         stored = [n for path, n in numbers.items() if n is not None and _is_stored(store, path)]
         result = delete(paths)

@@ -23,6 +23,7 @@ from tests.support.spark.processors import TotalsModel, totals_of
 from tests.support.spark.streams import ON_ROCKSDB, BatchSource, configured, in_order, wait
 from tests.support.spark.versions import needs
 
+from statelog.core.delivered_batch import DeliveredBatch
 from statelog.spark import (
     DatabaseSink,
     exactly_once,
@@ -138,10 +139,14 @@ def test_each_sink_gets_all_rows(job, remote, tmp_path):
     assert (
         sorted(tuple(row.values()) for row in table.to_pyarrow_table().to_pylist()) == expected[4]
     )
-    assert table.transaction_version(query.id) == 4
+    location = table.history()[0]["userMetadata"].partition("/")[0]
+    assert table.transaction_version(f"{query.id}/{location}") == 4
     assert in_order(remote.read.parquet(f"{folder}/{query.id}").collect()) == expected[5]
-    assert [path.name for path in (tmp_path / "records" / query.id).iterdir()] == ["5"]
+    (record,) = (tmp_path / "records" / query.id).iterdir()
+    assert DeliveredBatch.from_text(record.read_text(), where="").batch_id == 5
     with contextlib.closing(database()) as connection:
         assert sorted(connection.execute("select * from totals")) == expected[6]
-        batches = connection.execute("select * from statelog_batches").fetchall()
-        assert batches == [(query.id, 6)]
+        records = connection.execute("select writer, batch from statelog_batches").fetchall()
+        assert [(query.id, 6)] == [
+            (writer, DeliveredBatch.from_text(text, where="").batch_id) for writer, text in records
+        ]
