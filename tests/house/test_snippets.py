@@ -47,10 +47,10 @@ def test_the_commands_exist(block: Block) -> None:
 
 def test_commands_of_statelog_exist_where_they_cannot_run() -> None:
     excluded = [block for block in ALL if block.language in ("sh", "console") and block.no_run]
-    found = [words for block in excluded for words in commands(block.text)]
-    own = [words for words in found if words[0] == "statelog"]
-    assert len(own) > 10
-    for words in own:
+    all_commands = [words for block in excluded for words in commands(block.text)]
+    statelog_commands = [words for words in all_commands if words[0] == "statelog"]
+    assert len(statelog_commands) > 10
+    for words in statelog_commands:
         check(words)
 
 

@@ -66,7 +66,7 @@ class RequestLog:
 
     @contextmanager
     def request(
-        self, location: str, events: Iterable[dict[str, Any]], outcome_of_refusal: Callable[[], str]
+        self, location: str, events: Iterable[dict[str, Any]], on_refusal: Callable[[], str]
     ) -> Iterator[None]:
         """Note a request with its events: what happens to the entries when it takes effect."""
         name = f"{self._process}-{next(self._numbers)}"
@@ -76,7 +76,7 @@ class RequestLog:
             yield
             outcome = "done"
         except ObjectExistsError:
-            outcome = outcome_of_refusal()
+            outcome = on_refusal()
             raise
         except ObjectNotFoundError:
             outcome = "done"  # the question was answered
@@ -124,8 +124,8 @@ def log_requests(journal: Path) -> None:
             events = events_of(*arguments, **more)
             if not events:
                 return usual(store, *arguments, **more)
-            refused = functools.partial(outcome_of_refusal, store, *arguments)
-            with log.request(store.url, events, refused):
+            on_refusal = functools.partial(outcome_of_refusal, store, *arguments)
+            with log.request(store.url, events, on_refusal):
                 return usual(store, *arguments, **more)
 
         return send

@@ -172,8 +172,11 @@ class Traces:
     def _delete(self, delete: Callable[..., Any], paths: Any) -> Any:
         paths = list(paths)
         # A fork names objects of its parent, too; they are not deleted.
-        own = [path for path in paths if parse_parent_path(path) is None]
-        numbers = {path: parse_checkpoint_metadata(path) for path in own}
+        numbers = {
+            path: parse_checkpoint_metadata(path)
+            for path in paths
+            if parse_parent_path(path) is None
+        }
         store = delete.args[0]  # type: ignore[attr-defined]
         stored = [n for path, n in numbers.items() if n is not None and _is_stored(store, path)]
         result = delete(paths)

@@ -52,10 +52,12 @@ def rss_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+def eventually(
+    condition: Callable[[], bool], what: str | Callable[[], str], timeout_s: float = 20
+) -> None:
     until_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < until_s, f"never: {what}"
+        assert time.monotonic() < until_s, f"never: {what() if callable(what) else what}"
         time.sleep(0.02)
 
 
@@ -147,10 +149,9 @@ def check_owners(
             and storage.registry.owner(cl.FileStateHandle(info.path, info.size_bytes)) is None
         ]
 
-    until_s = time.monotonic() + 20
-    while (left := orphans()) and time.monotonic() < until_s:
-        time.sleep(0.02)
-    assert [] == left, f"nobody owns these, at {dt.datetime.now(dt.UTC)}"
+    eventually(
+        lambda: not orphans(), lambda: f"an owner for {orphans()}, at {dt.datetime.now(dt.UTC)}"
+    )
 
 
 def check_memory(samples: list[int], seconds: float) -> None:

@@ -137,13 +137,13 @@ def commands(text: str) -> list[list[str]]:
 
 
 def call(arguments: list[str]) -> None:
-    """Run `statelog ...` in this process; fail if its exit status is one of an error."""
+    """Run `statelog ...` in this process; fail if its exit status is that of an error."""
     from typer.testing import CliRunner
 
     from statelog.cli.main import verbs
 
     assert arguments[0] == "statelog", f"only statelog is run in a console block: {arguments}"
     result = CliRunner().invoke(verbs, arguments[1:])
-    # A replay ends with 1 where a step differs or fails, as that of a dead letter does.
+    # `replay` exits with 1 if a step differs or fails, and the step of a dead letter does.
     differs = arguments[1] == "replay" and result.output.endswith(" differ\n")
     assert result.exit_code == int(differs), f"{' '.join(arguments)}: {result.output}"

@@ -8,7 +8,7 @@ all it needs itself.
 
 The order of the steps makes a crash harmless: first the reference to the parent, which names the
 fork, then the tag with the source position, the new checkpointLocation, the copied objects, and
-last the checkpoint, which is the point of no return.  Each of them has the id of the fork or is
+last the checkpoint, with which the fork is complete.  Each of them has the id of the fork or is
 derived from it, and the tag stores the files of the source position.  So a repeated call writes the
 same bytes, whatever the query of the parent has done meanwhile.
 

@@ -2,10 +2,10 @@
 Rewind the source offsets and the state of a query together to one micro-batch.
 
 The order of the steps makes a crash harmless.  A claim fences a run that is still active.  One
-commit makes the state that of the micro-batch: the point of no return.  Then Spark's files for
-later micro-batches are deleted, newest first: `commits/`, `offsets/`, the logs of file sources.  A
-query started in between is refused or continues exactly, because every checkpoint records how far
-the sources were read; and the rewind can be repeated.
+commit restores the state of the micro-batch; from then on the rewind can only be completed.  Then
+Spark's files for later micro-batches are deleted, newest first: `commits/`, `offsets/`, the logs of
+file sources.  A query started in between is refused or continues exactly, because every checkpoint
+records how far the sources were read; and the rewind can be repeated.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def record_keys(query: Query) -> list[tuple[tuple[object, ...], ...]]:
     for operator in query.operators:
         if not face_of(operator.processor).handles_single_keys:
             raise UsageError(
-                f"record has no effect with {type(operator.processor).__name__}: single keys can be "
-                "recorded only if the processor takes Rows or pandas frames"
+                f"record has no effect with {type(operator.processor).__name__}: statelog records "
+                "individual keys only if the processor takes Rows or pandas frames"
             )
     return keys_of_operators(record, [operator.schema.key_schema for operator in query.operators])
 
