@@ -112,8 +112,10 @@ def work(
 @pytest.mark.parametrize("scheduler", ["batching", "direct", "inline"])
 def test_a_signal_into_any_call_leaves_no_lock_and_no_future(scheduler):
     rng = random.Random(scheduler)
-    refused = 0
-    for number in range(ROUNDS):
+    refused = number = 0
+    # Where a signal arrives depends on the machine: on a fast one, most arrive in waits.
+    while number < ROUNDS or (refused <= ROUNDS // 4 and number < 4 * ROUNDS):
+        number += 1
         location = f"memory://interrupts-{scheduler}-{number}"
         storage = storage_of(scheduler, location)
         writers = [storage.create_writer("operator", ALL) for _ in range(2)]
