@@ -335,7 +335,12 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         self._perform(actions)
 
     def _step(self, event: Event) -> list[Action]:
-        return self._log.handle(event, self._runtime.clock.now_ns())
+        """Record an event, under the lock; the caller performs the actions without it."""
+        actions = self._log.handle(event, self._runtime.clock.now_ns())
+        for action in actions:
+            if isinstance(action, CompletePersist):
+                self._persists.decide(action)
+        return actions
 
     def _post(self, event: Event) -> None:
         with self._runtime.lock:
@@ -357,8 +362,8 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
                 self._scheduler.upload(
                     UploadTask(change_sets, self._on_success, self._on_failure, quick=True)
                 )
-            case CompletePersist(persist_id, results, incremental_size_bytes):
-                self._persists.complete(persist_id, results, incremental_size_bytes)
+            case CompletePersist(persist_id):
+                self._persists.complete(persist_id)
             case FailPersist(persist_id, error):
                 self._persists.fail(persist_id, error)
             case OfferFiles(results):
@@ -390,7 +395,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
             return
         self._forget_appended()
         self._perform(actions)
-        self._persists.fail_all(self._closed_error())  # an interrupt may have left one
+        self._persists.end_all(self._closed_error())
         self._on_close(self._log_id)
 
     def after_fork(self) -> None:
@@ -411,7 +416,7 @@ class FsStateChangelogWriter(AppendSide, ClosesAtExit):
         """
         self._interrupt = interrupt
         self._end_appends()
-        self._persists.fail_all(self._interrupt_error(interrupt))
+        self._persists.end_all(self._interrupt_error(interrupt))
 
     def _check_open(self) -> None:
         self._process.check()
@@ -446,13 +451,14 @@ def _handles(results: tuple[UploadResult, ...]) -> list[StreamStateHandle]:
     return list({result.entry.handle: None for result in results})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pending:
-    """A pending persist: its future, its checkpoint, and the time of the call."""
+    """A pending persist: its future, its checkpoint, the time of the call, and how it ends."""
 
     future: PoolFuture[SnapshotResult[ChangelogStateHandle]]
     checkpoint_id: int
     called_ns: int
+    completion: CompletePersist | None = None
 
 
 class PendingPersists:
@@ -489,17 +495,26 @@ class PendingPersists:
         self._pending[persist_id] = _Pending(future, checkpoint_id, self._runtime.clock.now_ns())
         return persist_id
 
-    def complete(
-        self, persist_id: int, results: tuple[UploadResult, ...], incremental_size_bytes: int
-    ) -> None:
-        """Complete a persist with *results*, unless an interrupt has already ended it."""
+    def decide(self, completion: CompletePersist) -> None:
+        """
+        Record that the log has completed a persist.  Called under the lock.
+
+        Its files are kept from now on, so the future must end with their handle, even if another
+        thread closes the writer before this one ends the future.
+        """
+        persist = self._pending.get(completion.persist_id)
+        if persist is not None:  # else an interrupt has ended it
+            persist.completion = completion
+
+    def complete(self, persist_id: int) -> None:
+        """Complete a persist as decided, unless another thread or an interrupt has ended it."""
         persist = self._pending.get(persist_id)
-        if persist is None:
+        if persist is None or persist.completion is None:
             return
-        snapshot = self._snapshot(persist, results, incremental_size_bytes)
+        snapshot = self._snapshot(persist, persist.completion)
         with contextlib.suppress(InvalidStateError):
             persist.future.set_result(snapshot)
-        self._pending.pop(persist_id, None)  # last: if this is interrupted, `fail_all` ends it
+        self._pending.pop(persist_id, None)  # last: if this is interrupted, `end_all` ends it
 
     def fail(self, persist_id: int, error: BaseException) -> None:
         """Fail a persist with an error that includes advice. Called without the lock."""
@@ -508,20 +523,27 @@ class PendingPersists:
             persist.future.fail(self._explain(error))
             self._pending.pop(persist_id, None)
 
-    def fail_all(self, error: BaseException) -> None:
-        """Fail all pending persists after an interrupt.  Called without the lock."""
+    def end_all(self, error: BaseException) -> None:
+        """
+        Complete the persists that the log has completed, and fail the others.
+
+        The first are left by a thread between its decision and its action; an interrupt leaves both
+        kinds.  Called without the lock.
+        """
         for persist_id in list(self._pending):
+            self.complete(persist_id)
             self.fail(persist_id, error)
 
     def _snapshot(
-        self, persist: _Pending, results: tuple[UploadResult, ...], incremental_size_bytes: int
+        self, persist: _Pending, completion: CompletePersist
     ) -> SnapshotResult[ChangelogStateHandle]:
+        results = completion.results
         self._metrics.record("persist_durations", self._runtime.clock.now_ns() - persist.called_ns)
         handle = ChangelogStateHandle(
             key_group_range=self._key_group_range,
             handles_and_offsets=tuple(result.entry for result in results),
             size_bytes=sum(result.size_bytes for result in results),
-            incremental_size_bytes=incremental_size_bytes,
+            incremental_size_bytes=completion.incremental_size_bytes,
             state_handle_id=self._runtime.ids.new_id(),
             checkpoint_id=persist.checkpoint_id,
         )

@@ -235,6 +235,29 @@ def test_a_confirmation_during_the_upload_keeps_the_file(truncated_first):
 GIB_2 = 2**31
 
 
+@pytest.mark.parametrize("close", ["close", "truncate_and_close"])
+def test_a_close_beside_the_end_of_a_persist_leaves_a_handle(storage, writer, store, close):
+    """The log has completed the persist, and keeps its file; its thread has yet to tell so."""
+    decided, closed = threading.Event(), threading.Event()
+    offer = storage.registry.offer
+
+    def held(handle):
+        decided.set()
+        assert closed.wait(60)
+        offer(handle)
+
+    storage.registry.offer = held
+    writer.append(1, b"value")
+    future = writer.persist(0)
+    number = writer.next_sequence_number()
+    assert decided.wait(60)
+    getattr(writer, close)(*([] if close == "close" else [number]))
+    closed.set()
+    handle = handle_of(future.result(60))
+    assert {entry.handle.path for entry in handle.handles_and_offsets} == set(store.objects)
+    assert [b"value"] == values_of(storage.read(handle))
+
+
 @pytest.mark.parametrize("threshold", [5 << 20, 1 << 40])
 @pytest.mark.parametrize("how", ["append", "append_meta", "append_batch", "bytearray"])
 def test_a_value_of_2_gib_is_refused_and_the_writer_goes_on(how, threshold):
