@@ -35,7 +35,7 @@ from statelog.spark.query.input_plan import (
     with_event_time,
 )
 from statelog.spark.query.keyed_frame import ColumnsToRead, grouping_of, initial_state
-from statelog.spark.query.processor_checks import check_signatures, warn_of_missing_yield
+from statelog.spark.query.processor_checks import check_methods
 from statelog.spark.query.progress import NO_OBSERVERS, Observers, OnProgress
 from statelog.spark.query.query import (
     OUTPUT_MODES,
@@ -246,8 +246,7 @@ def stateful_frame(
         declared=declared.extras,
         has_all_columns=_has_all_columns(arguments, source, place.settings),
     )
-    check_signatures(arguments.processor, time_mode, has_initial=has_initial)
-    warn_of_missing_yield(arguments.processor, output.names, time_mode, has_initial=has_initial)
+    check_methods(arguments.processor, output.names, time_mode, has_initial=has_initial)
     columns = _with_event_time(output, operator.event_time_output, source)
     if source.is_stream:
         return place.client.stream((*place.before, operator), columns)

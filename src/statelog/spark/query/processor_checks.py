@@ -99,6 +99,15 @@ def _unpicklable_attribute(processor: AnyProcessor) -> str:
     return ""
 
 
+def check_methods(
+    processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
+) -> None:
+    """Reject methods that cannot be called, and warn of methods that never output a row."""
+    check_signatures(processor, time_mode, has_initial=has_initial)
+    for message in missing_yields(processor, columns, time_mode, has_initial=has_initial):
+        _log.warning("%s", message)
+
+
 def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bool) -> None:
     """Reject methods whose parameters do not match the call, before any rows are processed."""
     face = face_of(processor)
@@ -118,14 +127,6 @@ def check_signatures(processor: AnyProcessor, time_mode: str, *, has_initial: bo
                 f"{type(processor).__name__}.{name} has the parameters {signature}, but is called with "
                 f"({', '.join(expected)}): {error}"
             ) from error
-
-
-def warn_of_missing_yield(
-    processor: AnyProcessor, columns: Sequence[str], time_mode: str, *, has_initial: bool
-) -> None:
-    """Log a warning for each finding from `missing_yields`."""
-    for message in missing_yields(processor, columns, time_mode, has_initial=has_initial):
-        _log.warning("%s", message)
 
 
 def missing_yields(
