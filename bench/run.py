@@ -66,7 +66,10 @@ _ALL_FAST = (
     "statelog-columns-staged,statelog-columns-direct,statelog-aggregate-staged,"
     "statelog-aggregate-direct"
 )
-_AGGREGATES = "spark-agg-rocksdb,spark-agg-heap,statelog-aggregate-staged,statelog-aggregate-direct"
+_COLUMNS = (
+    "spark-agg-rocksdb,spark-agg-heap,statelog-columns-staged,statelog-columns-direct,"
+    "statelog-aggregate-staged,statelog-aggregate-direct"
+)
 _QUICK_CASES = "--events 500 --batches 3 --rounds 1"
 BENCHMARKS = {
     "peers-100k": _peers(
@@ -90,15 +93,15 @@ BENCHMARKS = {
     "peers-7cols": _peers(
         "peers-7cols",
         "--workload w7cols --events 100000 --batches 16 --rounds 5 --seconds 100 "
-        f"--peers {_AGGREGATES}",
-        8,
-        "aggregations over events of seven columns",
+        f"--peers {_COLUMNS}",
+        12,
+        "columns and aggregations over events of seven columns",
     ),
     "peers-7cols-1m": _peers(
         "peers-7cols-1m",
         "--workload w7cols --events 1000000 --batches 10 --rounds 3 --seconds 100 "
-        f"--peers {_AGGREGATES}",
-        8,
+        f"--peers {_COLUMNS}",
+        12,
         "the same with a million events",
     ),
     "queries": Benchmark(

@@ -231,7 +231,8 @@ class _Proof:
             raise _NotProvenError
 
     def _check_bindings(self) -> None:
-        """Check that names bound to rows are not bound to anything else."""
+        """Check that names of rows, and of built-in functions, are not bound to anything else."""
+        names = self._kinds.keys() | self._functions
         for node in ast.walk(self._method):
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 if node.id in self._kinds and not self._is_binding_of_rows(node):
@@ -243,7 +244,7 @@ class _Proof:
                     raise _NotProvenError
                 if node.arg in self._kinds and not self._is_parameter_of_key(node):
                     raise _NotProvenError
-            elif node is not self._method and not self._kinds.keys().isdisjoint(_bound_by(node)):
+            elif node is not self._method and not names.isdisjoint(_bound_by(node)):
                 raise _NotProvenError
 
     def _is_binding_of_rows(self, name: ast.Name) -> bool:

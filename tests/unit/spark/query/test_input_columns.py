@@ -87,6 +87,9 @@ UNCERTAIN = {
     "rows of the same name": """
         rows = self.filter(rows)
         for row in rows: yield Row(amount=row.amount)""",
+    "an imported function of the same name": """
+        from builtins import tuple as list
+        for row in list(rows): yield Row(amount=row.amount)""",
     "a shadowed function": """
         list = self.list
         for row in list(rows): yield Row(amount=row.amount)""",
