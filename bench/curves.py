@@ -2,16 +2,17 @@
 Measure how the time of a micro-batch changes with one size, all others fixed.
 
 Curves: `batch-size` (events of a micro-batch), `keys` (keys in the state), `budget` (MiB of `memoryBudget`, with 20
-million keys), `value-size` (bytes of a value), `tasks` (in local-cluster, one core each).  The number of micro-batches
-is in `many_batches.py`.
+million keys), `value-size` (bytes of a value), `tasks` (in local-cluster, one core each), `many-tasks` (in local[2]),
+`workers` (tasks on three workers of two cores), `operators` (one after the other), `retained` (checkpoints, of
+micro-batches with few events).  The number of micro-batches is in `many_batches.py`.
 
 Ways: statelog with the row processor, with columns, and with `aggregate`, as far as this version has them; and
 Spark's built-in aggregation on RocksDB for `batch-size`.  Direct delivery, sink `noop`, local[2].
 
 Method: as in `peers.py`; the points of a curve are measured one after the other.  For `keys` and `budget` the state is
 loaded first, in 20 micro-batches or more of up to 500,000 keys, which are not measured; then come micro-batches of
-100,000 events over all keys, with equal chances.  The points of `keys`, `budget` and `tasks` have a Spark application
-each, so that workers have the memory of one query only.
+100,000 events over all keys, with equal chances.  The points of `keys`, `budget` and
+of the last five curves have a Spark application each, so that workers have the memory of one query only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from bench.workload import write_files, zipf_events
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
-from statelog.spark import transform_with_state
+from statelog.spark import BatchProgress, transform_with_state
 
 SIZES = {
     "batch-size": (50, 1_000, 10_000, 100_000, 500_000, 1_000_000, 2_000_000),
@@ -47,6 +48,10 @@ SIZES = {
     "budget": (128, 256, 512, 1024, 4096),
     "value-size": (16, 100, 1_000, 10_000),
     "tasks": (1, 2, 4),
+    "many-tasks": (1, 2, 8, 32, 128),
+    "workers": (3, 6, 24, 96),
+    "operators": (1, 2, 3),
+    "retained": (1, 10, 100, 400),
 }
 TINY = {
     "batch-size": (50, 1_000),
@@ -54,13 +59,19 @@ TINY = {
     "budget": (64, 128),
     "value-size": (16, 1_000),
     "tasks": (1, 2),
+    "many-tasks": (1, 4),
+    "workers": (3,),
+    "operators": (1, 2),
+    "retained": (1, 5),
 }
 WAYS = ("statelog-direct", "statelog-columns-direct", "statelog-aggregate-direct")
-_APART = ("keys", "budget", "tasks")
+_APART = ("keys", "budget", "tasks", "many-tasks", "workers", "operators", "retained")
 """Curves of which each point has an application of its own."""
 _LOADED_AT_ONCE = 500_000
 _FEWEST_LOADS = 20
 _MANY_KEYS = 20_000_000
+_MEASURED_RETENTION = 30
+_MASTERS = {"tasks": "local-cluster[{},1,1024]", "workers": "local-cluster[3,2,1024]"}
 
 
 class LastValue(StatefulProcessor):
@@ -80,6 +91,18 @@ class LastValue(StatefulProcessor):
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class LaterTotal(RunningTotal):
+    """Sum the totals of an operator before this one."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        """Add the rows of one key."""
+        n, total = self._total.get() or (0, 0.0)
+        for row in rows:
+            n, total = n + row.n, total + row.total
+        self._total.update((n, total))
+        yield Row(key=key[0], n=n, total=total)
 
 
 class Curves:
@@ -114,39 +137,48 @@ class Curves:
     def _loaded(self, way: str, keys: int, budget_mib: int) -> Run:
         data, place = self._work / f"keys-{keys}", self._place()
         loads = write_loaded_input(data, keys, self._events())
+        source = file_stream(self._spark, data, "key long, value double", 1)
+        settings = {"memoryBudget": f"{budget_mib} mb", "tasks": 2}
+        run_ = self._watched(source, way, place, settings, Bounds(600, loads + 2, 900))
+        # The first one is left out already.
+        return last_of(run_, len(run_["milliseconds"]) - (loads - 1))
+
+    def _watched(
+        self,
+        source: Any,
+        way: str,
+        place: Path,
+        settings: dict[str, Any],
+        bounds: Bounds,
+        operators: int = 1,
+    ) -> Run:
+        """Run a query with direct delivery, and watch its workers' memory and its puts."""
         local = place / "local"
-        frame = self._keyed(way, data, local, budget_mib)
-        memory = WorkerMemory(local, seconds=0.5)  # seldom, as micro-batches are timed
-        try:
-            run_ = run_query(
-                frame.writeStream.foreachBatch(noop), place, Bounds(600, loads + 2, 900)
-            )
-        finally:
-            memory.close()
-        shutil.rmtree(local, ignore_errors=True)
-        for name in ("milliseconds", "events"):
-            run_[name] = run_[name][loads - 1 :]  # the first micro-batch is left out already
-        return run_ | {"memory_mib": memory.take(), "said": f"{run_['milliseconds']} ms"}
-
-    def _keyed(self, way: str, data: Path, local: Path, budget_mib: int) -> Any:
-        grouped = file_stream(self._spark, data, "key long, value double", 1).groupBy("key")
-        if way == "statelog-direct":
-            processor: Any = RunningTotal()
-        else:
-            from bench.columns import RunningTotalInColumns
-
-            processor = RunningTotalInColumns()
-        return transform_with_state(
-            grouped,
-            processor,
+        reports: list[BatchProgress] = []
+        every: dict[str, Any] = {"delivery": "direct", "state.local-directory": str(local)}
+        frame = transform_with_state(
+            source.groupBy("key"),
+            RunningTotal() if way == "statelog-direct" else _in_columns(),
             OUTPUT,
             "Update",
             "None",
-            delivery="direct",
-            memoryBudget=f"{budget_mib} mb",
-            **{"state.local-directory": str(local)},
-            tasks=2,
+            on_progress=reports.append,
+            **every,
+            **settings,
         )
+        for _ in range(operators - 1):
+            frame = transform_with_state(
+                frame.groupBy("key"), LaterTotal(), OUTPUT, "Update", "None", **every, **settings
+            )
+        memory = WorkerMemory(local, seconds=0.5)  # seldom, as micro-batches are timed
+        try:
+            run_ = run_query(frame.writeStream.foreachBatch(noop), place, bounds)
+        finally:
+            memory.close()
+        shutil.rmtree(local, ignore_errors=True)
+        stored = sum(path.is_file() for path in place.rglob("*") if "statelog" in path.parts)
+        puts = [report.objects for report in reports[1:]]
+        return run_ | {"memory_mib": memory.take(), "puts": puts, "stored": stored}
 
     def value_size(self, way: str, size: int) -> Run:
         """Measure micro-batches of values of so many bytes."""
@@ -165,17 +197,30 @@ class Curves:
         return run_query(frame.writeStream.foreachBatch(noop), self._place(), self._bounds)
 
     def tasks(self, way: str, tasks: int) -> Run:
-        """Measure one number of tasks, with as many executors."""
+        """Measure one number of tasks: with as many executors, or whatever the session has."""
         data = self._work / "tasks"
         write_files(data, zipf_events(), 16, self._events() // 2)
-        grouped = file_stream(self._spark, data, "key long, value double").groupBy("key")
-        if way == "statelog-direct":
-            frame = transform_with_state(
-                grouped, RunningTotal(), OUTPUT, "Update", "None", delivery="direct", tasks=tasks
-            )
-        else:
-            frame = PEERS[way].frame(grouped, lambda report: None)
-        return run_query(frame.writeStream.foreachBatch(noop), self._place(), Bounds(60))
+        source = file_stream(self._spark, data, "key long, value double")
+        return self._watched(source, way, self._place(), {"tasks": tasks}, Bounds(60))
+
+    many_tasks = workers = tasks
+
+    def operators(self, way: str, operators: int) -> Run:
+        """Measure so many operators, one after the other."""
+        data = self._work / "operators"
+        write_files(data, zipf_events(), 16, self._events() // 2)
+        source = file_stream(self._spark, data, "key long, value double")
+        return self._watched(source, way, self._place(), {}, Bounds(60), operators)
+
+    def retained(self, way: str, checkpoints: int) -> Run:
+        """Measure micro-batches of 1,000 events beside so many retained checkpoints."""
+        data = self._work / "retained"
+        batches = checkpoints + _MEASURED_RETENTION + 1
+        write_files(data, zipf_events(), batches, 1_000)
+        source = file_stream(self._spark, data, "key long, value double", 1)
+        settings = {"retainedCheckpoints": checkpoints}
+        run_ = self._watched(source, way, self._place(), settings, Bounds(600, batches, 900))
+        return last_of(run_, _MEASURED_RETENTION)
 
     def _events(self) -> int:
         return 2_000 if self._options.quick else 100_000
@@ -184,6 +229,19 @@ class Curves:
         place = self._work / f"query-{time.monotonic_ns()}"
         place.mkdir()
         return place
+
+
+def _in_columns() -> Any:
+    from bench.columns import RunningTotalInColumns  # not every version of statelog has it
+
+    return RunningTotalInColumns()
+
+
+def last_of(run_: Run, batches: int) -> Run:
+    """Return a run with its last micro-batches only."""
+    names = ("milliseconds", "events", "puts")
+    last = {name: run_[name][-batches:] for name in names}
+    return run_ | last | {"said": f"{last['milliseconds']} ms"}
 
 
 def write_loaded_input(folder: Path, keys: int, events: int) -> int:
@@ -224,9 +282,9 @@ def one_point(options: argparse.Namespace) -> Run:
     """Measure one point in this process."""
     curve, way, size = options.one.split(",")
     more: dict[str, Any] = {}
-    if curve == "tasks":
+    if curve in _MASTERS:
         more = {
-            "master": f"local-cluster[{size},1,1024]",
+            "master": _MASTERS[curve].format(size),
             "settings": {"spark.driver.memory": "2g"},
         }
     with session(**more) as (spark, work):
@@ -254,8 +312,10 @@ def points(
             ways = [way for way in ways if "aggregate" not in way]
         if curve == "budget":
             ways = ways[-1:]
-        if curve == "tasks":
+        if curve in ("tasks", "many-tasks", "workers", "retained"):
             ways = ways[:2]
+        if curve == "operators":
+            ways = ways[:1]
         for way in options.ways.split(",") if options.ways else ways:
             sizes = (TINY if options.quick else SIZES)[curve]
             for size in map(int, options.sizes.split(",")) if options.sizes else sizes:

@@ -129,7 +129,11 @@ BENCHMARKS = {
         True,
     ),
     "curves": Benchmark(
-        "bench.curves", 40, "batch size, keys, value size, tasks", "--quick --seconds 5", True
+        "bench.curves",
+        60,
+        "batch size, keys, value size, tasks, operators, retained",
+        "--quick --seconds 5",
+        True,
     ),
     "many-batches": Benchmark(
         "bench.many_batches", 35, "2,000 micro-batches: is all flat?", "--batches 120", True
