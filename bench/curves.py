@@ -124,7 +124,8 @@ class Curves:
         batches = 16 if events <= 10_000 else 8 if events <= 100_000 else 5
         data = self._work / f"batch-{events}"
         write_files(data, zipf_events(), 2 * batches, max(1, events // 2))
-        return run(self._spark, PEERS[way], data, self._place(), self._bounds)
+        stream = partial(file_stream, self._spark, data, "key long, value double")
+        return run(self._spark, PEERS[way], stream, self._place(), self._bounds)
 
     def keys(self, way: str, keys: int) -> Run:
         """Measure micro-batches over a state of so many keys."""
