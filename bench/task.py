@@ -23,7 +23,6 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,6 +34,7 @@ from statelog.model.checkpoint import CompletedCheckpoint, TaskStateSnapshot
 from statelog.options import CheckpointOptions
 from statelog.runtime import clock
 from statelog.spark.worker import task
+from statelog.spark.worker.kept_states import KeptStates
 from statelog.spark.worker.protocol import TaskAck
 from statelog.store import open_location
 
@@ -84,7 +84,7 @@ def run_batches(
 ) -> list[dict[str, float]]:
     """Run the micro-batches one after the other; return the phases of each."""
     location = Location(url)
-    workers: list[dict[str, Any]] = [{}, {}]
+    workers = [task.Worker(KeptStates()) for _ in range(2)]
     plain = task_spec(url, flavour, 0.0)
     options = {"fsync": False}
     plain = replace(plain, staged=False, state=replace(plain.state, storage_options=options))
@@ -100,10 +100,10 @@ def run_batches(
             restore_id=own,
             committed=tuple(log.state_handle_id for log in logs if log.checkpoint_id == own),
         )
-        task._workers = workers[number % 2 if cold else 0]
+        worker = workers[number % 2 if cold else 0]
         acks: list[TaskAck] = []
         start = time.process_time()
-        for _ in task.run_task(spec, batches, acks.append):
+        for _ in task.run_task(spec, batches, acks.append, worker):
             pass
         total = (time.process_time() - start) * 1e3
         found.append({**acks[-1].figures["task_milliseconds"], "total": total})
