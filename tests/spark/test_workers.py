@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import json
 import os
 import signal
@@ -87,6 +88,25 @@ def test_a_query_keeps_its_worker_beside_another(spark, tmp_path):
     for job in jobs:
         assert [0] * len(job.progress) == [report.catch_up["replayed"] for report in job.progress]
     assert (1, 10, 10) == tuple(long.take()[-1][0])
+
+
+def test_spark_lets_go_of_a_query_that_has_ended(job, spark):
+    """It refers to our function through both garbage collectors, and so must not be kept by it."""
+    reference = spark._jvm.java.lang.ref.WeakReference
+    executions = []
+    for _ in range(4):
+        job.source.add([(1, 1)])
+        executions.append(reference(job.run()._jsq.streamingQuery()))
+
+    def kept() -> int:
+        gc.collect()  # references that Python has
+        spark._jvm.System.gc()
+        return sum(execution.get() is not None for execution in executions)
+
+    until_s = time.monotonic() + 30
+    while kept() > 2 and time.monotonic() < until_s:  # Spark itself keeps the last ones for a while
+        time.sleep(0.5)
+    assert kept() <= 2
 
 
 def test_the_driver_forgets_the_answers_of_tasks(job):

@@ -60,7 +60,7 @@ class RunningQuery:
 
         Spark numbers the sources in their order; a source that is used twice has one number.
         """
-        sources = self._running().sources()
+        sources = self._found().sources()
         first = [sources.indexOf(sources.apply(index)) for index in range(sources.size())]
         distinct = sorted(set(first))
         return [distinct.index(index) for index in first]
@@ -80,17 +80,23 @@ class RunningQuery:
         self._execution = None
 
     def _running(self) -> JavaObject:
+        """Return Spark's object, and keep a reference to it until `forget`."""
         if self._execution is None:
-            query_id = recorded_query_id(self._files)
-            streams: JavaObject = self._session._jsparkSession.streams()
-            query = streams.get(query_id) if query_id else None
-            if query is None:
-                raise StatelogError(
-                    f"the watermark of query {query_id} is unknown, because the query does not run in "
-                    "the session that created its frame. Start the query in that session"
-                )
-            self._execution = query.streamingQuery()
+            self._execution = self._found()
         return self._execution
+
+    def _found(self) -> JavaObject:
+        # A reference that outlives the query would keep the query for ever: Spark's object refers to
+        # the function that Spark calls, which refers to this object, through both garbage collectors.
+        query_id = recorded_query_id(self._files)
+        streams: JavaObject = self._session._jsparkSession.streams()
+        query = streams.get(query_id) if query_id else None
+        if query is None:
+            raise StatelogError(
+                f"the watermark of query {query_id} is unknown, because the query does not run in "
+                "the session that created its frame. Start the query in that session"
+            )
+        return query.streamingQuery()
 
 
 def _is_running(session: SparkSession, query_id: str) -> bool:
