@@ -3,7 +3,7 @@ Measure how the time of a micro-batch changes with one size, all others fixed.
 
 Curves: `batch-size` (events of a micro-batch), `keys` (keys in the state), `budget` (MiB of `memoryBudget`, with 20
 million keys), `value-size` (bytes of a value), `tasks` (in local-cluster, one core each), `many-tasks` (in local[2]),
-`workers` (tasks on three workers of two cores), `operators` (one after the other), `retained` (checkpoints, of
+`workers` (tasks on three workers of two cores), `operators` (in a chain), `retained` (checkpoints, of
 micro-batches with few events).  The number of micro-batches is in `many_batches.py`.
 
 Ways: statelog with the row processor, with columns, and with `aggregate`, as far as this version has them; and
@@ -11,8 +11,8 @@ Spark's built-in aggregation on RocksDB for `batch-size`.  Direct delivery, sink
 
 Method: as in `peers.py`; the points of a curve are measured one after the other.  For `keys` and `budget` the state is
 loaded first, in 20 micro-batches or more of up to 500,000 keys, which are not measured; then come micro-batches of
-100,000 events over all keys, with equal chances.  The points of `keys`, `budget` and
-of the last five curves have a Spark application each, so that workers have the memory of one query only.
+100,000 events over all keys, with equal chances.  Each point has a Spark application of its own, so that workers
+have the memory of one query only; the points of `batch-size` and `value-size` share one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TINY = {
     "retained": (1, 5),
 }
 WAYS = ("statelog-direct", "statelog-columns-direct", "statelog-aggregate-direct")
-_APART = ("keys", "budget", "tasks", "many-tasks", "workers", "operators", "retained")
+_APART = tuple(curve for curve in SIZES if curve not in ("batch-size", "value-size"))
 """Curves of which each point has an application of its own."""
 _LOADED_AT_ONCE = 500_000
 _FEWEST_LOADS = 20
@@ -207,14 +207,14 @@ class Curves:
     many_tasks = workers = tasks
 
     def operators(self, way: str, operators: int) -> Run:
-        """Measure so many operators, one after the other."""
+        """Measure a chain of operators."""
         data = self._work / "operators"
         write_files(data, zipf_events(), 16, self._events() // 2)
         source = file_stream(self._spark, data, "key long, value double")
         return self._watched(source, way, self._place(), {}, Bounds(60), operators)
 
     def retained(self, way: str, checkpoints: int) -> Run:
-        """Measure micro-batches of 1,000 events beside so many retained checkpoints."""
+        """Measure micro-batches of 1,000 events, while the location retains this number of checkpoints."""
         data = self._work / "retained"
         batches = checkpoints + _MEASURED_RETENTION + 1
         write_files(data, zipf_events(), batches, 1_000)

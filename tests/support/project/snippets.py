@@ -137,7 +137,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def call(arguments: list[str]) -> None:
-    """Run `statelog ...` in this process; fail if its exit status is that of an error."""
+    """Run `statelog ...` in this process; fail if it ends with an error."""
     from typer.testing import CliRunner
 
     from statelog.cli.main import verbs

@@ -232,12 +232,9 @@ def test_a_confirmation_during_the_upload_keeps_the_file(truncated_first):
     assert [b"change"] == values_of(cl.read_changes(store, handle))
 
 
-GIB_2 = 2**31
-
-
 @pytest.mark.parametrize("close", ["close", "truncate_and_close"])
 def test_a_close_beside_the_end_of_a_persist_leaves_a_handle(storage, writer, store, close):
-    """The log has completed the persist, and keeps its file; its thread has yet to tell so."""
+    """The log has completed the persist and keeps its file; a thread has not ended the future yet."""
     decided, closed = threading.Event(), threading.Event()
     offer = storage.registry.offer
 
@@ -256,6 +253,9 @@ def test_a_close_beside_the_end_of_a_persist_leaves_a_handle(storage, writer, st
     handle = handle_of(future.result(60))
     assert {entry.handle.path for entry in handle.handles_and_offsets} == set(store.objects)
     assert [b"value"] == values_of(storage.read(handle))
+
+
+GIB_2 = 2**31
 
 
 @pytest.mark.parametrize("threshold", [5 << 20, 1 << 40])
