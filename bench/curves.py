@@ -2,8 +2,7 @@
 Measure how the time of a micro-batch changes with one size, all others fixed.
 
 Curves: `batch-size` (events of a micro-batch), `keys` (keys in the state), `budget` (MiB of `memoryBudget`, with 20
-million keys), `value-size` (bytes of a value), `tasks` (in local-cluster, one core each), `many-tasks` (in local[2]),
-`workers` (tasks on three workers of two cores), `operators` (in a chain), `retained` (checkpoints, of
+million keys), `value-size` (bytes of a value), `tasks`, `workers` (tasks on three workers of two cores), `operators` (in a chain), `retained` (checkpoints, of
 micro-batches with few events).  The number of micro-batches is in `many_batches.py`.
 
 Ways: statelog with the row processor, with columns, and with `aggregate`, as far as this version has them; and
@@ -45,10 +44,9 @@ from statelog.spark import BatchProgress, transform_with_state
 SIZES = {
     "batch-size": (50, 1_000, 10_000, 100_000, 500_000, 1_000_000, 2_000_000),
     "keys": (10_000, 100_000, 1_000_000, 5_000_000, 20_000_000),
-    "budget": (128, 256, 512, 1024, 4096),
+    "budget": (128, 512, 4096),
     "value-size": (16, 100, 1_000, 10_000),
-    "tasks": (1, 2, 4),
-    "many-tasks": (1, 2, 8, 32, 128),
+    "tasks": (1, 2, 8, 32, 128),
     "workers": (3, 6, 24, 96),
     "operators": (1, 2, 3),
     "retained": (1, 10, 100, 400),
@@ -58,8 +56,7 @@ TINY = {
     "keys": (1_000, 5_000),
     "budget": (64, 128),
     "value-size": (16, 1_000),
-    "tasks": (1, 2),
-    "many-tasks": (1, 4),
+    "tasks": (1, 4),
     "workers": (3,),
     "operators": (1, 2),
     "retained": (1, 5),
@@ -71,7 +68,7 @@ _LOADED_AT_ONCE = 500_000
 _FEWEST_LOADS = 20
 _MANY_KEYS = 20_000_000
 _MEASURED_RETENTION = 30
-_MASTERS = {"tasks": "local-cluster[{},1,1024]", "workers": "local-cluster[3,2,1024]"}
+_THREE_WORKERS = "local-cluster[3,2,1024]"
 
 
 class LastValue(StatefulProcessor):
@@ -198,13 +195,13 @@ class Curves:
         return run_query(frame.writeStream.foreachBatch(noop), self._place(), self._bounds)
 
     def tasks(self, way: str, tasks: int) -> Run:
-        """Measure one number of tasks: with as many executors, or whatever the session has."""
+        """Measure one number of tasks."""
         data = self._work / "tasks"
         write_files(data, zipf_events(), 16, self._events() // 2)
         source = file_stream(self._spark, data, "key long, value double")
         return self._watched(source, way, self._place(), {"tasks": tasks}, Bounds(60))
 
-    many_tasks = workers = tasks
+    workers = tasks
 
     def operators(self, way: str, operators: int) -> Run:
         """Measure a chain of operators."""
@@ -283,11 +280,8 @@ def one_point(options: argparse.Namespace) -> Run:
     """Measure one point in this process."""
     curve, way, size = options.one.split(",")
     more: dict[str, Any] = {}
-    if curve in _MASTERS:
-        more = {
-            "master": _MASTERS[curve].format(size),
-            "settings": {"spark.driver.memory": "2g"},
-        }
+    if curve == "workers":
+        more = {"master": _THREE_WORKERS, "settings": {"spark.driver.memory": "2g"}}
     with session(**more) as (spark, work):
         measured: Run = measure_of(Curves(spark, work, options), curve)(way, int(size))
     return measured
@@ -313,7 +307,7 @@ def points(
             ways = [way for way in ways if "aggregate" not in way]
         if curve == "budget":
             ways = ways[-1:]
-        if curve in ("tasks", "many-tasks", "workers", "retained"):
+        if curve in ("tasks", "workers", "retained"):
             ways = ways[:2]
         if curve == "operators":
             ways = ways[:1]

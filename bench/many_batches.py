@@ -1,14 +1,15 @@
 """
 Run one query for many micro-batches: latency, objects, bytes and memory should not grow.
 
-Question: after 2,000 micro-batches, what has changed since the first hundred?
+Question: after 1,500 micro-batches, what has changed since the first hundred?
 
 Workload: `rate-micro-batch`, a source in memory, with 50 rows for each micro-batch and no trigger, so that one follows
 the other; 1,000 keys, the row processor with direct delivery.  `floor` is the same query with
 a foreachBatch that does nothing but evaluate the rows in one Python job: what grows there grows in Spark.
 
 Method: after each micro-batch its time (`triggerExecution`), and at every tenth the objects and bytes of the
-state location and of Spark's own checkpoint folder, and the resident memory of the JVM, the driver's Python and the largest worker.
+state location and of Spark's own checkpoint folder, the resident memory of the JVM, the driver's Python and the
+largest worker, and the threads and open files of all of them.
 The first ten micro-batches are left out.  The JVM's heap after a collection is measured at the hundredth and at the end.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import RunningCount
-from bench.harness.processes import resident_mib
+from bench.harness.processes import resident_mib, threads_and_open_files
 from bench.harness.query_run import noop, one_python_job
 from bench.harness.results import Results, Run, in_turns
 from bench.harness.session import session
@@ -104,7 +105,7 @@ def run(spark: SparkSession, way: str, batches: int, seconds: float, place: Path
 
 
 def sample(place: Path, done: int) -> dict[str, Any]:
-    """Return what is stored and resident after so many micro-batches."""
+    """Return what is stored, resident and open after so many micro-batches."""
     (state_files, state_bytes), (files, size) = stored(place, "state"), stored(place, "rest")
     return {
         "batch": done,
@@ -113,6 +114,7 @@ def sample(place: Path, done: int) -> dict[str, Any]:
         "spark_files": files,
         "spark_bytes": size,
         **{f"{kind}_mib": mib for kind, mib in resident_mib().items()},
+        **threads_and_open_files(),
     }
 
 
@@ -126,7 +128,7 @@ def hundreds(times: Sequence[float]) -> tuple[list[float], list[float]]:
 def main() -> int:
     """Measure and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
-    parser.add_argument("--batches", type=int, default=2_000)
+    parser.add_argument("--batches", type=int, default=1_500)
     parser.add_argument("--seconds", type=float, default=900, help="of a query")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--resume", action="store_true")

@@ -35,6 +35,18 @@ def resident_mib() -> dict[str, float]:
     return {kind: round(mib, 1) for kind, mib in found.items()}
 
 
+def threads_and_open_files() -> dict[str, int]:
+    """Return how many threads and open files this process, Spark's JVM and the Python workers have, Linux only."""
+    found = {"threads": 0, "open_files": 0}
+    for process in (os.getpid(), *descendants(os.getpid())):
+        folder = Path(f"/proc/{process}")
+        with contextlib.suppress(OSError):  # it has ended
+            if process == os.getpid() or _kind_of(folder) is not None:
+                found["threads"] += len(os.listdir(folder / "task"))
+                found["open_files"] += len(os.listdir(folder / "fd"))
+    return found
+
+
 def _kind_of(process: Path) -> str | None:
     """Return the kind of a process of Spark by its command, None for any other."""
     command = (process / "cmdline").read_bytes()

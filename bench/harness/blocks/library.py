@@ -21,7 +21,8 @@ def _from(name: str, command: str, document: Document) -> str:
         load = f"{load[0]:.1f}" if isinstance(load, list) else str(load).split(" ")[0]
         machine = f"{cores} cores, {cpu}; Python {machine.get('python', '?')}"
         machine += f"; load {load}" if load else ""
-    return f"`{command}`; `bench/results/{name}.json`; {machine}."
+    origin = f"; commit {document['commit']}; {document['day']}" if "commit" in document else ""
+    return f"`{command}`; `bench/results/{name}.json`; {machine}{origin}."
 
 
 def _of(values: list[float], unit: str = "") -> list[str]:
