@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +28,33 @@ from bench.harness.session import session
 from bench.workload import write_files
 from pyspark.sql import SparkSession
 
-from statelog.spark import transform_with_state
+from statelog.spark import BatchProgress, transform_with_state
 
-LOGS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-"""Writes Spark's logs without processes.  The default one starts some for each entry on a local disk, because
-PySpark comes without Hadoop's native library."""
 ENGINES = ("spark", "statelog-staged", "statelog-direct")
 _COMPARED_FILES = 4
 
 
-def stream(spark: SparkSession, case: Case, engine: str, data: Path) -> Any:
-    """Return the stream of the output rows of a case."""
+def stream(
+    spark: SparkSession,
+    case: Case,
+    engine: str,
+    data: Path,
+    report: Callable[[BatchProgress], None] | None = None,
+) -> Any:
+    """Return the stream of the output rows of a case; statelog reports its micro-batches."""
     events = case.prepare(file_stream(spark, data, case.schema))
     grouped = events.groupBy(case.key)
     if engine == "spark":
         return grouped.transformWithState(case.processor(), case.output, "Update", case.time_mode)
     delivery = engine.removeprefix("statelog-")
     return transform_with_state(
-        grouped, case.processor(), case.output, "Update", case.time_mode, delivery=delivery
+        grouped,
+        case.processor(),
+        case.output,
+        "Update",
+        case.time_mode,
+        delivery=delivery,
+        on_progress=report,
     )
 
 
@@ -82,6 +93,18 @@ def compare(spark: SparkSession, name: str, case: Case, data: Path, work: Path) 
     return total
 
 
+def phases(reports: Sequence[BatchProgress]) -> dict[str, float]:
+    """Return the median milliseconds of each phase, on the driver and in the slowest task, without the first micro-batch."""
+    measured = [
+        {**one.milliseconds, **{f"task {name}": ms for name, ms in one.task_milliseconds.items()}}
+        for one in reports[1:]
+    ]
+    names = dict.fromkeys(name for one in measured for name in one)
+    return {
+        name: round(statistics.median(one.get(name, 0.0) for one in measured), 1) for name in names
+    }
+
+
 def measure_case(
     spark: SparkSession, results: Results, name: str, options: argparse.Namespace, work: Path
 ) -> list[str]:
@@ -97,13 +120,14 @@ def measure_case(
     bounds = Bounds(options.seconds, batches=options.batches)
 
     def one(engine: str) -> Run:
-        frame = stream(spark, case, engine, data)
+        reports: list[BatchProgress] = []
+        frame = stream(spark, case, engine, data, reports.append)
         place = work / f"{name}-{engine}-{time.monotonic_ns()}"
         if engine == "spark":
             writer = frame.writeStream.outputMode("update").format("noop")
         else:
             writer = frame.writeStream.foreachBatch(noop)
-        return run_query(writer, place, bounds)
+        return run_query(writer, place, bounds) | ({"phases": phases(reports)} if reports else {})
 
     parts = [
         (f"{name}/{engine}", options.rounds, lambda engine=engine: one(engine))
@@ -125,11 +149,6 @@ def main() -> int:
     parser.add_argument("--batches", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=40, help="of a query")
-    parser.add_argument(
-        "--logs-without-processes",
-        action="store_true",
-        help="both engines: Spark writes its logs without starting processes",
-    )
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--resume", action="store_true")
     options = parser.parse_args()
@@ -139,10 +158,7 @@ def main() -> int:
     arguments = {name: getattr(options, name) for name in ("events", "batches", "rounds")}
     results = Results(options.json, options.name, arguments, resume=options.resume)
     failed = []
-    settings = {}
-    if options.logs_without_processes:
-        settings["spark.sql.streaming.checkpointFileManagerClass"] = LOGS
-    with session(settings=settings) as (spark, work):
+    with session() as (spark, work):
         for name in chosen:
             try:
                 failed += measure_case(spark, results, name, options, work)

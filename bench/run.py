@@ -1,7 +1,7 @@
 """
 Measure, compare with the last page, and write the page: `make bench`.
 
-    make bench                                    everything, in about two hours on two idle cores
+    make bench                                    everything, in about three hours on two idle cores
     make bench ARGS="--list"                      what there is, and how long it takes at most
     make bench ARGS="--only peers-100k curves"    some of it, then the page
     make bench ARGS="--resume"                    go on where an interrupted run stopped
@@ -105,6 +105,9 @@ BENCHMARKS = {
         12,
         "the same with a million events",
     ),
+    "task-1m": Benchmark(
+        "bench/task.py --events 1000000 --batches 8", 5, "the phases of one task, in CPU time"
+    ),
     "queries": Benchmark(
         "bench.beside --name queries --cases "
         "count,sessions,windows,hot-items,top-k,last-bid,statistics,enrich",
@@ -138,6 +141,11 @@ BENCHMARKS = {
         True,
     ),
     "changelog": Benchmark("bench/changelog.py", 15, "the changelog without Spark"),
+    "flink": Benchmark(
+        "bench.elsewhere.flink_changelog",
+        10,
+        "Flink's changelog; first: bench.elsewhere.run --setup",
+    ),
     "restart": Benchmark("bench/restart.py --rounds 3", 10, "restart beside an aggregation"),
     "restart-tws": Benchmark(
         "bench/restart.py --spark tws --rounds 2", 15, "restart beside transformWithState"

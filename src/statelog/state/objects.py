@@ -378,14 +378,19 @@ class Timers(BoundState):
 
     def register(self, time_ms: int) -> None:
         """Add a timer, unless the key already has one for the same time."""
-        if not self.contains(time_ms):
+        times = self._held()
+        if not times or times[-1] < time_ms:  # the usual case: the latest timer of the key
+            self._own().append(time_ms)
+        elif not holds_time(times, time_ms):
             bisect.insort(self._own(), time_ms)
 
     def delete(self, time_ms: int) -> None:
         """Remove a timer, if it is set."""
-        if self.contains(time_ms):
-            times = self._own()
-            del times[bisect.bisect_left(times, time_ms)]
+        times = self._held()
+        if times and times[0] == time_ms:  # the usual case: the only timer of the key
+            del self._own()[0]
+        elif holds_time(times, time_ms):
+            del self._own()[bisect.bisect_left(times, time_ms)]
 
     def contains(self, time_ms: int) -> bool:
         """Return whether the current key has a timer at *time_ms*."""

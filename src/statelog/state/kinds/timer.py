@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,6 +37,12 @@ from statelog.state.kinds.kind import (
 )
 
 TimerCell = tuple[int, ...]
+_MANY: Final = 16
+"""From this number on, the timers of a key are looked up in a set."""
+
+_Hint = tuple[int, int, Key]
+"""A time, and a key that may have a timer then.  The number decides between equal times, because keys may not be
+orderable."""
 FIRES_COLUMN: Final = "fires_at_ms"
 
 _TIMES: Final = pa.list_(pa.int64())
@@ -177,29 +184,34 @@ class TimerTable(dict[Key, TimerCell]):
     The index is an array heap of hints, made when it is first needed; what counts is the dict.
     """
 
-    __slots__ = ("_count", "_heap")
+    __slots__ = ("_count", "_heap", "_numbers")
 
     def __init__(self, cells: Mapping[Key, TimerCell] | None = None) -> None:
         super().__init__(cells or {})
-        self._heap: list[tuple[int, _Opaque]] | None = None
+        self._heap: list[_Hint] | None = None
         self._count = 0
+        self._numbers = itertools.count()
 
     def fold(self, deltas: Mapping[Key, Sequence[int]]) -> None:
         """Replace the timers of each key; an empty sequence removes them."""
-        heap = self._heap
+        hints: list[_Hint] = []
         for key, times in deltas.items():
-            # The count of timers in the dict: it tells when the heap has too many stale hints.
             before = self.get(key, ())
-            self._count += len(times) - len(before)
             if times:
                 self[key] = tuple(times)
             else:
                 self.pop(key, None)
-            if heap is not None:
-                # A removed timer stays in the heap: `due` and `first` look into the dict before
-                # they believe it.
-                for time in set(times).difference(before):
-                    heapq.heappush(heap, (time, _Opaque(key)))
+            # The count of timers in the dict: it tells when the heap has too many stale hints.
+            self._count += len(times) - len(before)
+            old_times = before if len(before) < _MANY else frozenset(before)
+            for time in times:
+                if time not in old_times:
+                    hints.append((time, next(self._numbers), key))
+        # A removed timer stays in the heap: `due` and `first` look into the dict before they
+        # believe it.
+        if self._heap is not None:
+            for hint in hints:
+                heapq.heappush(self._heap, hint)
 
     def due(self, until_ms: int) -> Iterator[tuple[int, Key]]:
         """
@@ -214,11 +226,10 @@ class TimerTable(dict[Key, TimerCell]):
         # node.
         while pending:
             index = pending.pop()
-            time, opaque = heap[index]
+            time, _, key = heap[index]
             if time > until_ms:
                 continue
             pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
-            key = opaque.key
             if (time, key) not in seen and holds_time(self.get(key, ()), time):
                 seen.add((time, key))
                 yield time, key
@@ -230,43 +241,33 @@ class TimerTable(dict[Key, TimerCell]):
         Only the timers before it cost time.
         """
         heap = self._index()
-        while heap and not holds_time(self.get(heap[0][1].key, ()), heap[0][0]):
+        while heap and not holds_time(self.get(heap[0][2], ()), heap[0][0]):
             heapq.heappop(heap)  # the timer was removed; a fold that adds it adds a new hint
         first: int | None = None
         pending = [0] if heap else []
         while pending:
             index = pending.pop()
-            time, opaque = heap[index]
+            time, _, key = heap[index]
             if first is not None and time >= first:
                 continue
-            if opaque.key not in changed and holds_time(self.get(opaque.key, ()), time):
+            if key not in changed and holds_time(self.get(key, ()), time):
                 first = time
             else:
                 pending += [child for child in (2 * index + 1, 2 * index + 2) if child < len(heap)]
         return first
 
-    def _index(self) -> list[tuple[int, _Opaque]]:
+    def _index(self) -> list[_Hint]:
         heap = self._heap
         if heap is None:  # the cells may have been put in without a fold
             self._count = sum(map(len, self.values()))
         # Made again once most of it is stale.
         if heap is None or len(heap) > 64 + 2 * self._count:
-            heap = [(time, _Opaque(key)) for key, times in self.items() for time in times]
+            heap = [
+                (time, next(self._numbers), key) for key, times in self.items() for time in times
+            ]
             heapq.heapify(heap)
             self._heap = heap
         return heap
-
-
-class _Opaque:
-    """Wraps a key so that a heap never compares it, because keys may not be orderable."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-
-    def __lt__(self, other: _Opaque) -> bool:
-        return False
 
 
 def timer_table(table: Table) -> TimerTable:
