@@ -97,7 +97,11 @@ def main() -> int:
             f"{quartiles[2]:.1f}, most {max(times):.1f})"
         )
     if arguments.json:
-        result = {"machine": machine(), "arguments": vars(arguments), "milliseconds": found}
+        result = {
+            "machine": machine(),
+            "arguments": {**vars(arguments), "json": ""},
+            "milliseconds": found,
+        }
         arguments.json.write_text(json.dumps(result, indent=1, default=str))
     return 0
 

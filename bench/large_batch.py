@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from bench.harness.results import command_line
 from harness.processes import WorkerMemory
 from pipeline import machine, noop
 from pyspark.sql import Row, SparkSession
@@ -146,7 +147,7 @@ def main() -> int:
         print(f"{name:14} {seconds:8.1f} {anonymous:17}")
     result = {
         "machine": machine(),
-        "command": " ".join(["python", "bench/large_batch.py", *sys.argv[1:]]),
+        "command": command_line(),
         "rows": arguments.rows,
         "keys": arguments.rows // ROWS_PER_KEY,
         "budget": arguments.budget,

@@ -134,7 +134,7 @@ BENCHMARKS = {
         "bench.many_batches", 35, "1,500 micro-batches: is all flat?", "--batches 120", True
     ),
     "driver-scale": Benchmark(
-        "bench.driver_scale",
+        "bench.driver_scale --tasks 8,100,1000,5000 --logs 10000,50000,200000 --seconds 30",
         15,
         "a simulated driver with 5,000 tasks",
         "--tasks 8,100 --logs 200,2000 --log-tasks 100 --batches 3",
@@ -223,10 +223,19 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> bool:
 
 
 def sign(path: Path) -> None:
-    """Add commit and day to results that a script of its own wrote without them."""
+    """Add commit and day to results without them, and leave out parts that only an earlier commit measured."""
     document = results.read(path)
-    if document and "commit" not in document:
-        results.write(path, {"commit": results.commit(), "day": f"{dt.date.today()}", **document})
+    if not document:
+        return
+    if "commit" not in document:
+        document = {"commit": results.commit(), "day": f"{dt.date.today()}", **document}
+    if "parts" in document:
+        document["parts"] = {
+            name: part
+            for name, part in document["parts"].items()
+            if part.get("commit") == document["commit"]
+        }
+    results.write(path, document)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -60,7 +60,7 @@ NEVER_TRIED = """
 - **Buckets in a cloud.** No test ran on AWS S3, Google Cloud Storage or Azure. The S3 tests used an
   emulator, and SeaweedFS on the same machine; the Azure tests used an emulator ([stores](how-to/stores.md#what-was-tested)).
 - **Clusters of more than one host.** The largest cluster was a standalone master with three workers on one machine ([clusters](how-to/platforms.md)). We
-  only simulated the driver of a job with 5,000 tasks ([a driver with thousands of tasks](benchmarks.md#a-driver-with-thousands-of-tasks)).
+  only simulated the driver of a job with 5,000 tasks ([a driver with thousands of tasks](scale.md#a-driver-with-thousands-of-tasks)).
 - **Databricks, EMR, YARN and Kubernetes.** [Platforms](how-to/platforms.md) lists what we checked without running a job.
 - **Spark Connect with a server on a different host, and serverless offerings.** Client and server ran on one machine ([Spark
   Connect](how-to/connect.md#what-was-tried)).

@@ -18,7 +18,7 @@ from bench.harness.blocks.peers import first_figure
 from bench.harness.blocks.source import MissingError
 from bench.harness.results import ROOT
 
-PAGES = (ROOT / "docs" / "benchmarks.md",)
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scale.md")
 IMAGES = ROOT / "docs" / "images" / "bench"
 STARTS = (ROOT / "README.md", ROOT / "docs" / "index.md")
 CHART = ROOT / "docs" / "images" / "throughput.svg"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -25,13 +27,21 @@ _SHOWN = {
     "keys": ("Events per second by keys in the state", "keys in the state"),
     "budget": ("Events per second by memory budget, 20 million keys", "memoryBudget, MiB"),
     "value-size": ("Events per second by bytes of a value", "bytes of a value"),
-    "tasks": ("Events per second by number of tasks", "tasks"),
+    "tasks": ("Events per second by number of tasks, two cores", "tasks"),
+    "workers": ("Events per second by number of tasks, three workers", "tasks"),
+    "operators": ("Events per second by number of operators", "operators"),
+    "retained": ("Events per second by retained checkpoints", "retained checkpoints"),
 }
+_NOT_A_GROWTH = ("batch-size", "budget")
+_WITH_FIGURE = ("batch-size", "keys", "value-size", "tasks")
 _WITH_MEMORY = ("keys", "budget")
+_WITH_PUTS = ("keys", "tasks", "workers", "operators", "retained")
 _MEMORY = {
     "anonymous memory of the largest worker, MiB": "RssAnon",
     "state on local disk, MiB": "local",
 }
+_GROWN = 1.1
+"""Less than this is noise."""
 WARM_UP, HUNDRED, EVERY = 10, 100, 10
 """As in bench/many_batches.py, which needs Spark to be imported."""
 
@@ -51,11 +61,13 @@ def curve(name: str, source: Source) -> str:
     found = ways(document, name)
     if not found:
         raise MissingError("curves")
-    title, x_label = _SHOWN[name]
+    x_label = _SHOWN[name][1]
     sizes = sorted({part["size"] for points in found.values() for part in points})
     heads = [x_label, *(points[0]["title"] for points in found.values())]
     if name in _WITH_MEMORY:
         heads += [f"{points[0]['title']}: {what}" for points in found.values() for what in _MEMORY]
+    if name in _WITH_PUTS:
+        heads += ["puts of a micro-batch", "objects in the location"]
     rows = []
     for size in sizes:
         at = {
@@ -65,7 +77,17 @@ def curve(name: str, source: Source) -> str:
         row = [f"{size:,}", *(_cell(part) for part in at.values())]
         if name in _WITH_MEMORY:
             row += [cell for part in at.values() for cell in _memory_cells(part)]
+        if name in _WITH_PUTS:
+            row += _put_cells(next(part for part in at.values() if part is not None))
         rows.append(row)
+    growths = "" if name in _NOT_A_GROWTH else _growths_said(found, x_label)
+    figure = _figure(name, found, source) if name in _WITH_FIGURE else ""
+    return "\n\n".join(filter(None, [table(heads, rows), growths, figure, origin(document)]))
+
+
+def _figure(name: str, found: dict[str, list[Part]], source: Source) -> str:
+    """Return the figure of a curve, with its points as text."""
+    title, x_label = _SHOWN[name]
     lines = [
         Curve(
             plain(points[0]["title"]),
@@ -74,13 +96,38 @@ def curve(name: str, source: Source) -> str:
         )
         for way, points in found.items()
     ]
-    x, y = Axis(x_label, is_log=name != "tasks"), Axis("events/s", is_log=name == "batch-size")
+    x, y = Axis(x_label, is_log=True), Axis("events/s", is_log=name == "batch-size")
     svg = curves(
         title, x, y, lines, "Medians. Both axes as labelled; see the table for the spread."
     )
     said = "; ".join(f"{one.label} {_said(one.points)}" for one in lines)
-    figure = source.figure(f"curve-{name}", svg, f"{title}: {said}")
-    return "\n".join([table(heads, rows), "", figure, "", origin(document)])
+    return source.figure(f"curve-{name}", svg, f"{title}: {said}")
+
+
+def _growths_said(found: dict[str, list[Part]], x_label: str) -> str:
+    """Return a sentence for each way: how much longer the largest point takes, and where it bends most."""
+    sentences = []
+    unit = {"tasks": "task", "operators": "operator"}.get(x_label)
+    for points in found.values():
+        spent = [(part["size"], milliseconds(part).median) for part in points]
+        (least, first), (most, last) = spent[0], spent[-1]
+        steps = {(a[0], b[0]): b[1] / a[1] for a, b in itertools.pairwise(spent)}
+        if not steps:
+            continue
+        if last / first < _GROWN:
+            sentences.append(f"{points[0]['title']}: no growth.")
+            continue
+        (before, after), bend = max(steps.items(), key=lambda step: step[1])
+        sentences.append(
+            f"{points[0]['title']}: {times(last / first)} the time from {least:,} to {most:,} {x_label}, "
+            f"most of it from {before:,} to {after:,} ({times(bend)})"
+            + (
+                f"; {(last - first) / (most - least):,.0f} ms for each additional {unit}."
+                if unit
+                else "."
+            )
+        )
+    return " ".join(sentences)
 
 
 def _cell(part: Part | None) -> str:
@@ -94,6 +141,12 @@ def _memory_cells(part: Part | None) -> list[str]:
         return ["" for _ in _MEMORY]
     memory = part["runs"][-1]["memory_mib"]
     return [number(memory[kind]) for kind in _MEMORY.values()]
+
+
+def _put_cells(part: Part) -> list[str]:
+    """Return the puts and objects of a point; they are the same in each way."""
+    run = part["runs"][-1]
+    return [number(statistics.median(run["puts"])), number(run["stored"])]
 
 
 def _said(points: Sequence[tuple[float, float]]) -> str:
@@ -121,6 +174,8 @@ _QUANTITIES = {
     "jvm_mib": "resident JVM, MiB",
     "driver_mib": "resident Python of the driver, MiB",
     "workers_mib": "resident largest worker, MiB",
+    "threads": "threads of all processes",
+    "open_files": "open files of all processes",
 }
 
 

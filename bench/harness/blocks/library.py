@@ -6,7 +6,7 @@ import statistics
 from functools import partial
 from typing import Any
 
-from bench.harness.blocks.source import Block, Document, Source, number, table
+from bench.harness.blocks.source import Block, Document, Source, number, table, with_range
 from bench.harness.figures import Spread
 
 
@@ -160,20 +160,13 @@ _WAITING = {
 
 
 def latency(source: Source) -> str:
-    """Return the times on a store whose requests take a given time, now and in statelog 0.2."""
+    """Return the times on a store whose requests take a given time."""
     document = source.document("latency")
-    ways = {"now": document, "0.2": source.document("latency-0.2")}
     rows = []
     for name, what in _WAITING.items():
-        for way, found in ways.items():
-            cases = [found["cases"][f"{name}-{each}"] for each in document["latencies_ms"]]
-            shown = [f"{number(each['p50'])} ({number(each['p99'])})" for each in cases]
-            rows.append([what if way == "now" else "", way, *shown])
-    heads = [
-        "ms: median (99th percentile)",
-        "",
-        *(f"{each} ms" for each in document["latencies_ms"]),
-    ]
+        cases = [document["cases"][f"{name}-{each}"] for each in document["latencies_ms"]]
+        rows.append([what, *(f"{number(each['p50'])} ({number(each['p99'])})" for each in cases)])
+    heads = ["ms: median (99th percentile)", *(f"{each} ms" for each in document["latencies_ms"])]
     counts = [document["cases"][f"{name}-0"]["count"] for name in ("staged", "get")]
     said = f"The table covers {counts[0]} micro-batches, {counts[1]} restarts and {counts[1]} reads of each kind (for restarts and reads, brackets show the maximum)."
     origin = _from("latency", "bench/latency.py", document)
@@ -201,6 +194,31 @@ def _round_medians(values: list[float], rounds: int) -> list[float]:
     """Return the median of each round; the values are in the order of the rounds."""
     size = len(values) // rounds
     return [statistics.median(values[at : at + size]) for at in range(0, size * rounds, size)]
+
+
+_PHASES = {
+    "input": "take the rows from Spark and group them",
+    "process": "call the processor",
+    "processor_alone": "of it the processor itself",
+    "append": "encode and write the changes",
+    "output": "convert the output rows",
+    "total": "**the whole task**",
+}
+
+
+def task(source: Source) -> str:
+    """Return the CPU time of one task by phase, and what the processor itself takes."""
+    document = source.document("task-1m")
+    spreads = {name: Spread.of(document["phases"][name]) for name in _PHASES}
+    whole = spreads["total"].median
+    rows = [
+        [what, *_of(document["phases"][name]), f"{spreads[name].median / whole:.0%}"]
+        for name, what in _PHASES.items()
+    ]
+    heads = ["", "ms of CPU, median", "range", "of the task"]
+    arguments = document["arguments"]
+    command = f"bench/task.py --events {arguments['events']} --batches {arguments['batches']}"
+    return "\n".join([table(heads, rows), "", _from("task-1m", command, document)])
 
 
 def connect(source: Source) -> str:
@@ -310,13 +328,22 @@ def changelog(rows: list[tuple[str, str, str | None]], unit: str, source: Source
                 title,
                 f"{number(own['median'])} ({number(own['lowest'])} to {number(own['highest'])})",
                 with_sync,
-                "" if key is None else flink["cases"][key],
+                "" if key is None else _flinks(flink["cases"], key),
             ]
         )
     heads = ["", f"statelog, {unit}", "with fsync", f"Flink {flink['version']}, {unit}"]
     origin = _from("changelog", 'make bench ARGS="--only changelog"', document)
-    note = f"Flink: `bench/results/flink.json`, {flink['source']}."
+    note = f"Flink, with a heap of {flink['heap']}: "
+    note += _from("flink", "python -m bench.elsewhere.flink_changelog", flink)
     return "\n".join([table(heads, lines), "", f"{origin} {note}"])
+
+
+def _flinks(cases: dict[str, list[float]], key: str) -> str:
+    """Return Flink's figure of a case, and the one without its delay before an upload."""
+    figure = with_range(Spread.of(cases[key]))
+    if (fast := cases.get(f"no-delay-{key}")) is None:
+        return figure
+    return f"{figure}; {number(statistics.median(fast))} without its delay of 10 ms"
 
 
 _PERSIST = "persist 1000 x 100 B, no fsync, "
@@ -337,15 +364,6 @@ _READ = [
 ]
 
 
-def flink_job(source: Source) -> str:
-    """Return Flink's own keyed job, measured beside its changelog."""
-    flink = source.document("flink")
-    rows = [[one["job"], one["changelog"], one["events_per_s"]] for one in flink["jobs"]]
-    heads = ["Flink's job", "changelog", "events/s"]
-    note = f"`bench/results/flink.json`: {flink['source']}; {flink['machine']}."
-    return "\n".join([table(heads, rows), "", note])
-
-
 BLOCKS: dict[str, Block] = {
     "read-state": read_state,
     "publish": publish,
@@ -354,6 +372,7 @@ BLOCKS: dict[str, Block] = {
     "latency": latency,
     "visible": visible,
     "connect": connect,
+    "task": task,
     "restart-tws": partial(restart, "restart-tws", "bench/restart.py --spark tws --rounds 2"),
     "restart": partial(restart, "restart", "bench/restart.py --rounds 3"),
     "large-batch": large_batch,
@@ -361,5 +380,4 @@ BLOCKS: dict[str, Block] = {
     "changelog-write": partial(changelog, _WRITE, "million changes/s"),
     "changelog-persist": partial(changelog, _SMALL, "ms"),
     "changelog-read": partial(changelog, _READ, "million changes/s"),
-    "flink-job": flink_job,
 }

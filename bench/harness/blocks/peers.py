@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from functools import partial
 
@@ -28,7 +29,7 @@ from bench.harness.figures import (
 from bench.harness.plots import Bar, bars, colour_of
 
 PEERS = ("peers-50", "peers-100k", "peers-1m", "peers-7cols", "peers-7cols-1m")
-BESIDE = ("queries", "variety", "variety-logs")
+BESIDE = ("queries", "variety")
 _BASES = (("spark-tws", "TWS"), ("spark-agg-rocksdb", "RocksDB"), ("spark-agg-heap", "heap"))
 
 
@@ -153,6 +154,26 @@ def cases(document: Document) -> Iterator[tuple[str, dict[str, Part]]]:
             yield case, engines
 
 
+_TASK_PHASES = ("catch_up", "input", "process", "append", "output")
+
+
+def phases(name: str, source: Source) -> str:
+    """Return where the time of the jobs went, with direct delivery: in Spark, and in each phase of statelog."""
+    rows = []
+    for _, engines in cases(source.document(name)):
+        direct = engines["statelog-direct"]
+        spent = direct["runs"][-1]["phases"]
+        whole = statistics.median(direct["runs"][-1]["milliseconds"])
+        tasks = [spent.get(f"task {phase}", 0.0) for phase in _TASK_PHASES]
+        driver = spent["total"] - spent["run"]
+        figures = [whole, whole - spent["total"], driver, spent["run"] - sum(tasks), *tasks]
+        rows.append([direct["title"], *map(number, figures)])
+    heads = ["ms", "micro-batch", "Spark's planning and logs", "statelog's driver"]
+    heads += ["Spark's job, outside of the slowest task"]
+    heads += [f"task: {phase.replace('_', ' ')}" for phase in _TASK_PHASES]
+    return table(heads, rows)
+
+
 def beside(name: str, source: Source) -> str:
     """Return the table of jobs that both engines ran, and its figure."""
     document = source.document(name)
@@ -202,4 +223,5 @@ def ratios(source: Source) -> dict[str, Ratio]:
 BLOCKS: dict[str, Block] = {
     **{name: partial(peers, name) for name in PEERS},
     **{name: partial(beside, name) for name in BESIDE},
+    "variety-phases": partial(phases, "variety"),
 }

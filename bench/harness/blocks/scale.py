@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from bench.harness.blocks.curves import ways
 from bench.harness.blocks.source import (
     Block,
     Document,
@@ -14,7 +16,7 @@ from bench.harness.blocks.source import (
     size,
     table,
 )
-from bench.harness.figures import Part, Ratio, is_measured
+from bench.harness.figures import Part, Ratio, is_measured, rate
 from bench.harness.plots import Axis, Curve, curves
 
 from statelog.extensions.report.bill import PRICES
@@ -29,6 +31,11 @@ EVERY_S = 10.0
 DELETED_AT_ONCE = 1_000
 _STEPS = ("plan", "instructions", "answers", "acknowledge", "commit", "advance", "clean_up")
 _TASKS, _BOUNDS = (1_000, 5_000), (20, 64, 250)
+_KEYS, _EVENTS_PER_S = 10**9, 10**6
+_SPARE = 2
+"""As many times the cores that the events need, so that a query can catch up."""
+_CORES = 2
+_WAYS = ("statelog-direct", "statelog-columns-direct")
 _MONTH_S = 30 * 24 * 3600
 _GB = 1e9
 
@@ -207,6 +214,48 @@ def slopes(document: Document) -> tuple[float, float]:
     return max(0.0, rest / first["tasks"]), per_handle
 
 
+def needs(source: Source) -> str:
+    """Return what a far larger job would need, from the largest points of the curves and the driver's slopes."""
+    document, driver = source.document("curves"), source.document("driver-scale")
+    per_task, per_handle = slopes(driver)
+    bound = SnapshotPolicy().max_log_handles
+    table_of: dict[str, list[str]] = {}
+    for way in _WAYS:
+        part = curve_of(document, "keys", way)[-1]
+        measured = part["size"] / _CORES
+        for_events = math.ceil(_SPARE * _EVENTS_PER_S / (rate(part).median / _CORES))
+        for_keys = math.ceil(_KEYS / measured)
+        workers = max(for_events, for_keys)
+        memory = part["runs"][-1]["memory_mib"]["RssAnon"]
+        seconds = workers * per_task + workers * bound * per_handle
+        facts = {
+            f"events/s of a core, measured with {part['size']:,} keys": f"{rate(part).median / _CORES:,.0f}",
+            f"cores for {_EVENTS_PER_S:,} events/s, half of them idle": f"{for_events:,}",
+            f"cores for {_KEYS:,} keys, {measured:,.0f} in each worker": f"{for_keys:,}",
+            "**cores needed**": f"**{workers:,}**",
+            "memory of all workers": size(workers * memory * 2**20),
+            "CPU of the driver for a micro-batch, s": number(seconds),
+            f"puts of a micro-batch each {EVERY_S:.0f} s": f"{workers + workers / bound + 1:,.0f}",
+        }
+        for label, cell in facts.items():
+            table_of.setdefault(label, []).append(cell)
+    smallest = curve_of(document, "budget", _WAYS[-1])[0]
+    keys = curve_of(document, "keys", _WAYS[-1])[-1]["size"]  # of the curve over budgets, too
+    bytes_of_key = smallest["runs"][-1]["memory_mib"]["local"] * 2**20 / keys
+    on_disk = [size(_KEYS * bytes_of_key)] * len(_WAYS)
+    table_of[f"state in local files, {bytes_of_key:.0f} bytes a key"] = on_disk
+    rows = [[label, *cells] for label, cells in table_of.items()]
+    titles = [curve_of(document, "keys", way)[-1]["title"] for way in _WAYS]
+    return "\n".join([table(["", *titles], rows), "", "Computed from the tables above."])
+
+
+def curve_of(document: Document, curve: str, way: str) -> list[Part]:
+    """Return the points of a way on a curve, by size."""
+    if not (found := ways(document, curve).get(way)):
+        raise MissingError("curves")
+    return found
+
+
 def ratios(source: Source) -> dict[str, Ratio]:
     """Return by how much more the driver works for a task of the largest job than of a smaller."""
     document = source.find("driver-scale")
@@ -228,4 +277,5 @@ BLOCKS: dict[str, Block] = {
     "scale-log": by_log,
     "scale-cost": cost,
     "scale-limits": limits,
+    "scale-needs": needs,
 }

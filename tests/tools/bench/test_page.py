@@ -98,6 +98,21 @@ def test_other_engines_are_ordered_by_their_events_for_each_cpu_second(tmp_path:
     assert "Not measured: PyFlink: no Java." in lines
 
 
+def test_a_curve_says_how_much_it_grows_and_where_most(tmp_path: Path) -> None:
+    def point(size: int, ms: float) -> dict[str, Any]:
+        facts = {"curve": "tasks", "way": "rows", "size": size, "title": "rows"}
+        return batches(ms, puts=[1, 1], stored=9) | facts
+
+    parts = {f"tasks/{size}": point(size, ms) for size, ms in ((1, 98), (11, 118), (21, 298))}
+    write(tmp_path / "curves.json", document("curves", parts))
+    said = "rows: 3.0x the time from 1 to 21 tasks, most of it from 11 to 21 (2.5x); 10 ms for each additional task."
+    assert said in BLOCKS["curve-tasks"](Source(tmp_path))
+    parts["tasks/21"] = point(21, 100)
+    del parts["tasks/11"]
+    write(tmp_path / "curves.json", document("curves", parts))
+    assert "rows: no growth." in BLOCKS["curve-tasks"](Source(tmp_path))
+
+
 def test_the_ratios_of_all_results_are_compared(folder: Path) -> None:
     found = ratios(Source(folder))
     assert 9.8 == round(found["peers-100k: statelog-direct to spark-tws"].value, 1)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from bench.harness.figures import Ratio, faster, growth, rate
-from bench.harness.results import Results, in_turns, read
+from bench.harness.results import Results, in_turns, read, write
+from bench.run import sign
 
 
 def results(path: Path, *, resume: bool = False, events: int = 10) -> Results:
@@ -90,3 +91,15 @@ def test_figures_are_made_of_all_runs_of_a_part() -> None:
     assert Ratio(4.0, 0.5) == faster(fast, slow)
     assert 100 == rate(fast).median
     assert Ratio(1.5, 0.0, higher_is_better=False) == growth([2, 2], [3, 3])
+
+
+def test_a_finished_benchmark_has_parts_of_one_commit_only(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    write(path, {"commit": "new", "parts": {"a": {"commit": "new"}, "b": {"commit": "old"}}})
+    sign(path)
+    assert {"commit": "new", "parts": {"a": {"commit": "new"}}} == read(path)
+    write(path, {"machine": {}})
+    sign(path)
+    assert {"commit", "day", "machine"} == read(path).keys()
+    sign(tmp_path / "missing.json")
+    assert not (tmp_path / "missing.json").exists()
