@@ -246,7 +246,7 @@ def needs(source: Source) -> str:
     table_of[f"state in local files, {bytes_of_key:.0f} bytes a key"] = on_disk
     rows = [[label, *cells] for label, cells in table_of.items()]
     titles = [curve_of(document, "keys", way)[-1]["title"] for way in _WAYS]
-    return "\n".join([table(["", *titles], rows), "", "Computed from the tables above."])
+    return "\n".join([table(["", *titles], rows), "", "Computed from the tables below."])
 
 
 def curve_of(document: Document, curve: str, way: str) -> list[Part]:
