@@ -37,8 +37,8 @@ _WITH_FIGURE = ("batch-size", "keys", "value-size", "tasks")
 _WITH_MEMORY = ("keys", "budget")
 _WITH_PUTS = ("keys", "tasks", "workers", "operators", "retained")
 _MEMORY = {
-    "anonymous memory of the largest worker, MiB": "RssAnon",
-    "state on local disk, MiB": "local",
+    "memory of a worker, MiB": "RssAnon",
+    "local disk, MiB": "local",
 }
 _GROWN = 1.1
 """Less than this is noise."""
@@ -65,7 +65,8 @@ def curve(name: str, source: Source) -> str:
     sizes = sorted({part["size"] for points in found.values() for part in points})
     heads = [x_label, *(points[0]["title"] for points in found.values())]
     if name in _WITH_MEMORY:
-        heads += [f"{points[0]['title']}: {what}" for points in found.values() for what in _MEMORY]
+        names = [points[0]["title"].split(", ")[1] for points in found.values()]
+        heads += [f"{way}, {what}" for way in names for what in _MEMORY]
     if name in _WITH_PUTS:
         heads += ["puts of a micro-batch", "objects in the location"]
     rows = []
