@@ -2,8 +2,8 @@
 Measure how the time of a micro-batch changes with one size, all others fixed.
 
 Curves: `batch-size` (events of a micro-batch), `keys` (keys in the state), `budget` (MiB of `memoryBudget`, with 20
-million keys), `value-size` (bytes of a value), `tasks`, `workers` (tasks on three workers of two cores), `operators` (in a chain), `retained` (checkpoints, of
-micro-batches with few events).  The number of micro-batches is in `many_batches.py`.
+million keys), `value-size` (bytes of a value), `tasks`, `workers` (tasks on three workers of two cores),
+`operators` (in a chain), `retained` (checkpoints, of micro-batches with few events).  The number of micro-batches is in `many_batches.py`.
 
 Ways: statelog with the row processor, with columns, and with `aggregate`, as far as this version has them; and
 Spark's built-in aggregation on RocksDB for `batch-size`.  Direct delivery, sink `noop`, local[2].

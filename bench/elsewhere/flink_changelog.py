@@ -10,8 +10,6 @@ The program is jobs/FlinkChangelogBench.java, whose comment has the method.  It 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from bench.elsewhere.run import HOME
 from bench.harness.results import machine, write
+from tests.flink.flink import find_javac
 
 PROGRAM = Path(__file__).with_name("jobs") / "FlinkChangelogBench.java"
 JARS = "flink/lib/python*/site-packages/pyflink/lib/flink-dist-*.jar"
@@ -28,10 +27,16 @@ HEAP = "2g"
 
 def measure(jar: Path) -> dict[str, list[float]]:
     """Compile and run the program; return the figures of each case."""
-    java = Path(os.environ["JAVA_HOME"]) / "bin" if "JAVA_HOME" in os.environ else Path()
+    javac = find_javac()
     with tempfile.TemporaryDirectory(prefix="statelog-flink-") as folder:
-        subprocess.run([java / "javac", "-cp", jar, "-d", folder, PROGRAM], check=True)
-        command = [java / "java", f"-Xms{HEAP}", f"-Xmx{HEAP}", "-cp", f"{jar}:{folder}"]
+        subprocess.run([javac, "-cp", jar, "-d", folder, PROGRAM], check=True)
+        command = [
+            javac.resolve().with_name("java"),
+            f"-Xms{HEAP}",
+            f"-Xmx{HEAP}",
+            "-cp",
+            f"{jar}:{folder}",
+        ]
         ended = subprocess.run(
             [*command, PROGRAM.stem, folder], stdout=subprocess.PIPE, text=True, check=True
         )
@@ -45,8 +50,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     jar = next(iter(HOME.glob(JARS)), None)
-    if jar is None or shutil.which("javac") is None:
-        print("It needs a JDK, and Flink's classes: python -m bench.elsewhere.run --setup")
+    if jar is None:
+        print("It needs Flink's classes: python -m bench.elsewhere.run --setup")
         return 1
     cases = measure(jar)
     for name, figures in cases.items():

@@ -132,8 +132,8 @@ class Flink:
         return (line.split(" ") for line in ended.stdout.splitlines())
 
 
-def compile_program(jar: Path, folder: Path) -> Flink:
-    """Compile the program beside *jar* into *folder*."""
+def find_javac() -> Path:
+    """Return the Java compiler of this machine; raise `NoJdk` if there is none."""
     try:
         found: Path | str | None = ensure_java() / "bin" / "javac"
     except StatelogError as error:
@@ -142,7 +142,12 @@ def compile_program(jar: Path, folder: Path) -> Flink:
         found = shutil.which("javac")
     if found is None:
         raise NoJdk("there is no javac here; set JAVA_HOME to a JDK")
-    javac = Path(found)
+    return Path(found)
+
+
+def compile_program(jar: Path, folder: Path) -> Flink:
+    """Compile the program beside *jar* into *folder*."""
+    javac = find_javac()
     source = Path(__file__).with_name(f"{PROGRAM}.java")
     subprocess.run([javac, "--release", JAVA_TARGET, "-cp", jar, "-d", folder, source], check=True)
     return Flink(javac.resolve().with_name("java"), f"{jar}:{folder}")

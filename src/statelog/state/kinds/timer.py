@@ -194,7 +194,7 @@ class TimerTable(dict[Key, TimerCell]):
 
     def fold(self, deltas: Mapping[Key, Sequence[int]]) -> None:
         """Replace the timers of each key; an empty sequence removes them."""
-        hints: list[_Hint] = []
+        heap = self._heap
         for key, times in deltas.items():
             before = self.get(key, ())
             if times:
@@ -203,15 +203,14 @@ class TimerTable(dict[Key, TimerCell]):
                 self.pop(key, None)
             # The count of timers in the dict: it tells when the heap has too many stale hints.
             self._count += len(times) - len(before)
+            if heap is None:
+                continue
+            # A removed timer stays in the heap: `due` and `first` look into the dict before they
+            # believe it.
             old_times = before if len(before) < _MANY else frozenset(before)
             for time in times:
                 if time not in old_times:
-                    hints.append((time, next(self._numbers), key))
-        # A removed timer stays in the heap: `due` and `first` look into the dict before they
-        # believe it.
-        if self._heap is not None:
-            for hint in hints:
-                heapq.heappush(self._heap, hint)
+                    heapq.heappush(heap, (time, next(self._numbers), key))
 
     def due(self, until_ms: int) -> Iterator[tuple[int, Key]]:
         """
