@@ -6,7 +6,8 @@ chooses them from `cases.py`: those shaped like Nexmark's queries, and those for
 
 Method: one JVM, local[2], trigger availableNow, sink `noop`, Spark's state in RocksDB with 4 partitions.  Before a
 case is measured, both run over its first files into a sink that collects, and the rows have to be the same.  Then
-they take turns over all files; the first micro-batch of each run is discarded.
+each runs for some seconds that do not count, and they take turns over all files; the first micro-batch of each run is
+discarded.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.cases import CASES, Case
-from bench.harness.query_run import Bounds, file_stream, noop, rows_of, run_query
-from bench.harness.results import Results, Run, in_turns, say
+from bench.harness.query_run import WARM_UP_S, Bounds, file_stream, noop, rows_of, run_query
+from bench.harness.results import Results, Run, attempt, in_turns, say
 from bench.harness.session import session
 from bench.workload import write_files
 from pyspark.sql import SparkSession
@@ -117,9 +119,10 @@ def measure_case(
     write_files(data, case.table(), files, options.events // 2)
     rows = compare(spark, name, case, data, work)
     say(f"  {name}: {rows:,} rows of both are the same")
-    bounds = Bounds(options.seconds, batches=options.batches)
 
-    def one(engine: str) -> Run:
+    measured = Bounds(options.seconds, batches=options.batches)
+
+    def one(engine: str, bounds: Bounds = measured) -> Run:
         reports: list[BatchProgress] = []
         frame = stream(spark, case, engine, data, reports.append)
         place = work / f"{name}-{engine}-{time.monotonic_ns()}"
@@ -127,8 +130,11 @@ def measure_case(
             writer = frame.writeStream.outputMode("update").format("noop")
         else:
             writer = frame.writeStream.foreachBatch(noop)
-        return run_query(writer, place, bounds) | ({"phases": phases(reports)} if reports else {})
+        facts = run_query(writer, place, bounds)
+        return facts | ({"phases": phases(reports)} if reports else {})
 
+    for engine in ENGINES:
+        attempt(engine, partial(one, engine, Bounds(min(WARM_UP_S, options.seconds), least=1)))
     parts = [
         (f"{name}/{engine}", options.rounds, lambda engine=engine: one(engine))
         for engine in ENGINES

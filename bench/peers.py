@@ -14,8 +14,8 @@ needs: the column processor names the columns that it reads.
 
 Before a peer is measured, its totals over a small input are compared with those that NumPy computes of the files.
 
-Method: one JVM, local[2], trigger availableNow.  Peers take turns; each run is a new query on the
-same files, and its first micro-batch is discarded.  The time of a micro-batch is Spark's
+Method: one JVM, local[2], trigger availableNow.  Each peer runs for some seconds that do not count; then they take
+turns.  Each run is a new query on the same files, and its first micro-batch is discarded.  The time of a micro-batch is Spark's
 `triggerExecution`.  Spark runs with 4 shuffle partitions; statelog chooses its number of tasks.  A query is stopped after
 `--seconds`, once it has two micro-batches to measure: slow peers have fewer.
 """
@@ -37,8 +37,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from bench import columns, pipeline
-from bench.harness.query_run import Bounds, file_stream, noop, one_python_job, rows_of, run_query
-from bench.harness.results import Results, Run, in_turns, say
+from bench.harness.query_run import (
+    WARM_UP_S,
+    Bounds,
+    file_stream,
+    noop,
+    one_python_job,
+    rows_of,
+    run_query,
+)
+from bench.harness.results import Results, Run, attempt, in_turns, say
 from bench.harness.session import CORES, HEAP, PROVIDER, ROCKSDB, session
 from bench.workload import seven_columns, write_files, zipf_events
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -280,9 +288,9 @@ def measure(
     schema, table_of = WORKLOADS[options.workload]
     write_files(data, table_of(), 2 * options.batches, options.events // 2)
     bounds = Bounds(options.seconds)
-    say("warming up, and checking the totals of each")
+    warm_up = Bounds(min(WARM_UP_S, options.seconds), least=1)
+    say("checking the totals of each, and warming up")
     events = partial(file_stream, spark, data, schema)
-    run(spark, PEERS["spark-agg-heap"], events, work / "warm-up", bounds)
     parts, failed = [], list[str]()
     # The floor has one task, as few rows have; for many it says little.
     usual = [name for name, peer in PEERS.items() if peer.frame]
@@ -302,10 +310,11 @@ def measure(
             failed.append(name)
             continue
 
-        def one(peer: Peer = peer, name: str = name) -> Run:
+        def one(peer: Peer = peer, name: str = name, bounds: Bounds = bounds) -> Run:
             place = work / f"{name}-{time.monotonic_ns()}"
             return run(spark, peer, events, place, bounds)
 
+        attempt(name, partial(one, bounds=warm_up))
         parts.append((name, 1 if peer.slow else options.rounds, one))
     facts = {name: {"title": peer.title} for name, peer in PEERS.items()}
     return failed + in_turns(

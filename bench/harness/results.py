@@ -215,7 +215,7 @@ def in_turns(
             if number and deadline is not None and time.monotonic() > deadline:
                 continue
             began = time.monotonic()
-            run = _attempt(name, measure)
+            run = attempt(name, measure)
             if isinstance(run, str):
                 failed[name] = run
                 results.failed(name, run, **(facts or {}).get(name, {}))
@@ -227,8 +227,8 @@ def in_turns(
     return list(failed)
 
 
-def _attempt(name: str, measure: Callable[[], Run]) -> Run | str:
-    """Return a run, or why it failed twice."""
+def attempt(name: str, measure: Callable[[], Run]) -> Run | str:
+    """Return a run, or the reason if it failed twice."""
     reason = ""
     for _ in range(2):
         try:

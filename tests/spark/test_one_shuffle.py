@@ -103,7 +103,10 @@ def test_a_micro_batch_of_a_query_has_one_shuffle(spark, tmp_path):
     assert [True] == has_one_shuffle
 
 
-def test_spark_plans_the_aggregation_once_for_all_micro_batches(spark, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("tasks", "is_small"), [(2, False), (1, True)])
+def test_spark_plans_the_aggregation_once_for_all_micro_batches(
+    spark, tmp_path, monkeypatch, *, tasks, is_small
+):
     session = spark.newSession()  # with the settings that users have
     parts = [rows(session).where(f"value % 3 = {rest}") for rest in range(3)]
     for part in parts:
@@ -118,7 +121,7 @@ def test_spark_plans_the_aggregation_once_for_all_micro_batches(spark, tmp_path,
     aggregator = PreAggregator(COUNT, GROUPS)
 
     def batch(frame: DataFrame, batch_id: int) -> None:
-        check(aggregator.partitioned(frame, 2), frame, 2)
+        check(aggregator.partitioned(frame, tasks, is_small=is_small), frame, tasks)
 
     stream = session.readStream.schema(parts[0].schema).option("maxFilesPerTrigger", 1)
     writer = stream.parquet(str(tmp_path / "in")).writeStream.foreachBatch(batch)
@@ -128,12 +131,13 @@ def test_spark_plans_the_aggregation_once_for_all_micro_batches(spark, tmp_path,
     assert len(planned) == 1
 
 
-def test_other_columns_are_planned_anew(session):
+@pytest.mark.parametrize(("tasks", "is_small"), [(2, False), (1, True)])
+def test_other_columns_are_planned_anew(session, *, tasks, is_small):
     aggregator = PreAggregator(COUNT, GROUPS)
     first = as_one_rdd(rows(session))
     wider = as_one_rdd(rows(session).selectExpr("'x' AS other", "value", "name", "key"))
     for frame in (first, first, wider, wider, as_one_rdd(rows(session).where("key < 30"))):
-        check(aggregator.partitioned(frame, 2), frame, 2)
+        check(aggregator.partitioned(frame, tasks, is_small=is_small), frame, tasks)
 
 
 def as_one_rdd(frame: DataFrame) -> DataFrame:

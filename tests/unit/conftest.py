@@ -1,5 +1,6 @@
 """Call the command as a user does; run jobs of tests without full collections."""
 
+import gc
 import json
 from types import SimpleNamespace
 
@@ -39,10 +40,11 @@ def jobs_without_full_collections(request, monkeypatch) -> None:
     Leave out the collections that a worker makes for each new state.
 
     A campaign makes thousands of states in one process, and each pass visits the objects of all
-    tests that ran before: nine tenths of the time. `test_kept_states.py` tests them.
+    tests that ran before: nine tenths of the time. `test_garbage.py` tests them.
     """
     if any(map(request.node.get_closest_marker, ("job", "campaign"))):
-        from statelog.spark.worker import kept_states
+        from statelog.spark.worker import garbage
 
-        calls = dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)
-        monkeypatch.setattr(kept_states, "gc", SimpleNamespace(**calls))
+        calls = {name: getattr(gc, name) for name in ("isenabled", "enable", "disable")}
+        calls |= dict.fromkeys(("collect", "freeze", "unfreeze"), lambda: None)
+        monkeypatch.setattr(garbage, "gc", SimpleNamespace(callbacks=[], **calls))

@@ -153,10 +153,6 @@ class StateCache(ABC, Generic[WritesT]):
         """Return the number of committed state entries of each key group."""
 
     @abstractmethod
-    def object_count(self) -> int:
-        """Return the number of entries that the garbage collector visits."""
-
-    @abstractmethod
     def end_snapshot(self, snapshot: MaterializedHandle) -> None:
         """Record the file that a snapshot of this state was written to."""
 

@@ -147,10 +147,6 @@ class KeyedState(StateCache[_Writes]):
             return [self.entry_count(KeyGroupRange(kg, kg)) for kg in key_group_range]
         return [sum(map(len, self.groups[kg].tables)) for kg in key_group_range]
 
-    def object_count(self) -> int:
-        """Return the number of entries in the dict tables of all key groups."""
-        return sum(len(table) for group in self.groups.values() for table in group.tables)
-
     def table(self, key_group_range: KeyGroupRange) -> pa.Table:
         """Return all state of these key groups in snapshot columns."""
         return self._runs.table(key_group_range)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol, Self
 
 from statelog.errors import InvariantError, UsageError
 from statelog.state.encoding.deltas import StateCodec
-from statelog.state.encoding.values import StructCodec
+from statelog.state.encoding.values import MapKeyCodec, StructCodec
 from statelog.state.heap import KeyGroupState, Overlay
 from statelog.state.kinds import Deltas, Entry, Key, ListDelta, MapDelta, StateKind, Table, Values
 from statelog.state.kinds.timer import holds_time
@@ -40,7 +40,7 @@ class _NoKey(Table):
             "init() or close()"
         )
 
-    get = __getitem__ = __setitem__ = _refuse
+    get = setdefault = __getitem__ = __setitem__ = _refuse
 
 
 _NO_KEY = _NoKey()
@@ -178,13 +178,6 @@ class ListState(BoundState):
 
     kind = StateKind.LIST
 
-    def _delta(self) -> ListDelta:
-        key = self._cursor.key
-        delta: ListDelta | None = self._overlay.get(key)
-        if delta is None:
-            delta = self._overlay[key] = ListDelta()
-        return delta
-
     def _stored(self) -> list[Entry]:
         key = self._cursor.key
         delta: ListDelta | None = self._overlay.get(key)
@@ -192,8 +185,8 @@ class ListState(BoundState):
             return list(self._base.get(key, ()))
         return list(delta.tail) if delta.replaced else [*self._base.get(key, ()), *delta.tail]
 
-    def _element(self, value: Values) -> Entry:
-        return self._normalize(value)
+    def _elements(self, values: Iterable[Values]) -> list[Entry]:
+        return list(map(self._normalize, values))
 
     def get(self) -> Iterator[Values]:
         """Return an iterator over the current elements."""
@@ -207,29 +200,33 @@ class ListState(BoundState):
     def put(self, newState: Iterable[Values]) -> None:  # noqa: N803  # Spark's name
         """Replace the list; it stays unchanged if a value does not fit the schema."""
         # A value that does not fit raises here, before the overlay is changed.
-        delta = ListDelta(replaced=True)
-        delta.tail = [self._element(value) for value in newState]
-        self._overlay[self._cursor.key] = delta
+        self._overlay[self._cursor.key] = ListDelta(self._elements(newState), replaced=True)
 
     def append(self, value: Values) -> None:
         """Append one element."""
-        self._delta().tail.append(self._element(value))
+        self.append_all((value,))
 
     def append_all(self, values: Iterable[Values]) -> None:
         """Append several elements; the list stays unchanged if a value does not fit the schema."""
-        elements = [self._element(value) for value in values]
-        self._delta().tail.extend(elements)
+        elements = self._elements(values)
+        key = self._cursor.key
+        delta: ListDelta | None = self._overlay.get(key)
+        if delta is None:
+            self._overlay[key] = ListDelta(elements)
+        else:
+            delta.tail += elements
 
     def clear(self) -> None:
         """Remove all elements."""
-        self._overlay[self._cursor.key] = ListDelta(replaced=True)
+        self._overlay[self._cursor.key] = ListDelta([], replaced=True)
 
 
 class ExpiringListState(ListState):
     """A `ListState` in which each element has its own time to live."""
 
-    def _element(self, value: Values) -> Entry:
-        return self._expires(), self._normalize(value)
+    def _elements(self, values: Iterable[Values]) -> list[Entry]:
+        expires_ms = self._expires()
+        return [(expires_ms, self._normalize(value)) for value in values]
 
     def get(self) -> Iterator[Values]:
         """Return an iterator over the elements that have not expired."""
@@ -247,11 +244,12 @@ class MapState(BoundState):
         cursor: Cursor,
         state_id: int,
         codec: StructCodec,
-        user_key_codec: StructCodec,
+        user_key_codec: MapKeyCodec,
         ttl_ms: int | None = None,
     ) -> None:
         super().__init__(cursor, state_id, codec, ttl_ms)
-        self._normalize_key = user_key_codec.normalize
+        self._normalize_key = user_key_codec.normalizer
+        self._shows_what_it_stores = self._copy is None and ttl_ms is None
 
     @classmethod
     def bound_to(cls, cursor: Cursor, state_id: int, codec: StateCodec) -> Self:
@@ -261,18 +259,16 @@ class MapState(BoundState):
         return cls(cursor, state_id, codec.value, codec.user_key, codec.descriptor.ttl_ms)
 
     def _stored(self, user_key: Values) -> Entry | None:
-        delta: MapDelta | None = self._overlay.get(self._cursor.key)
+        key = self._cursor.key
+        delta: MapDelta | None = self._overlay.get(key)
         if delta is not None:
             value: Entry | None = delta.entries.get(user_key, MISSING)
             if value is not MISSING:
                 return value
             if delta.cleared:
                 return None
-        entries = self._base.get(self._cursor.key)
+        entries = self._base.get(key)
         return None if entries is None else entries.get(user_key)
-
-    def _entry(self, value: Values) -> Entry:
-        return self._normalize(value)
 
     def _shown(self, stored: Entry) -> Values | None:
         return stored if self._copy is None else self._copy(stored)
@@ -289,12 +285,6 @@ class MapState(BoundState):
                     entries[user_key] = stored
         return entries
 
-    def _delta(self) -> MapDelta:
-        delta: MapDelta | None = self._overlay.get(self._cursor.key)
-        if delta is None:
-            delta = self._overlay[self._cursor.key] = MapDelta()
-        return delta
-
     def exists(self) -> bool:
         """Return whether the map has at least one entry."""
         return next(self.iterator(), None) is not None
@@ -302,7 +292,9 @@ class MapState(BoundState):
     def get(self, user_key: Values) -> Values | None:
         """Return the value for *user_key*, or None."""
         stored = self._stored(self._normalize_key(user_key))
-        return None if stored is None else self._shown(stored)
+        if stored is None or self._shows_what_it_stores:
+            return stored
+        return self._shown(stored)
 
     def contains(self, user_key: Values) -> bool:
         """Return whether the map has a value for *user_key*."""
@@ -310,16 +302,23 @@ class MapState(BoundState):
 
     def put(self, user_key: Values, value: Values) -> None:
         """Set the value for *user_key*."""
-        entry = self._entry(value)
-        key = self._normalize_key(user_key)
-        entries = self._delta().entries
+        entry = self._normalize(value)
+        if self._ttl_ms is not None:
+            entry = self._expires(), entry
+        map_key = self._normalize_key(user_key)
+        key = self._cursor.key
+        delta: MapDelta | None = self._overlay.get(key)
+        if delta is None:
+            delta = self._overlay[key] = MapDelta()
+        entries = delta.entries
         # Last written, last in the order.
-        entries.pop(key, None)
-        entries[key] = entry
+        entries.pop(map_key, None)
+        entries[map_key] = entry
 
     def remove(self, user_key: Values) -> None:
         """Remove the value for *user_key*, if there is one."""
-        self._delta().entries[self._normalize_key(user_key)] = None
+        delta: MapDelta = self._overlay.setdefault(self._cursor.key, MapDelta())
+        delta.entries[self._normalize_key(user_key)] = None
 
     def iterator(self) -> Iterator[tuple[Values, Values]]:
         """Return an iterator over the entries, in the order in which they were last written."""
@@ -345,9 +344,6 @@ class MapState(BoundState):
 
 class ExpiringMapState(MapState):
     """A `MapState` in which each entry has its own time to live."""
-
-    def _entry(self, value: Values) -> Entry:
-        return self._expires(), self._normalize(value)
 
     def _shown(self, stored: Entry) -> Values | None:
         if not self._live(stored):
@@ -378,17 +374,29 @@ class Timers(BoundState):
 
     def register(self, time_ms: int) -> None:
         """Add a timer, unless the key already has one for the same time."""
-        times = self._held()
-        if not times or times[-1] < time_ms:  # the usual case: the latest timer of the key
-            self._own().append(time_ms)
-        elif not holds_time(times, time_ms):
-            bisect.insort(self._own(), time_ms)
+        # The usual case, a timer later than the others of the key, is without calls.
+        key = self._cursor.key
+        changed: list[int] | None = self._overlay.get(key)
+        times: Sequence[int] = self._base.get(key, ()) if changed is None else changed
+        if times and times[-1] >= time_ms:
+            if not holds_time(times, time_ms):
+                bisect.insort(self._own(), time_ms)
+        elif changed is None:
+            self._overlay[key] = [*times, time_ms]
+        else:
+            changed.append(time_ms)
 
     def delete(self, time_ms: int) -> None:
         """Remove a timer, if it is set."""
-        times = self._held()
-        if times and times[0] == time_ms:  # the usual case: the only timer of the key
-            del self._own()[0]
+        # The usual case, the first timer of the key, is without calls.
+        key = self._cursor.key
+        changed: list[int] | None = self._overlay.get(key)
+        times: Sequence[int] = self._base.get(key, ()) if changed is None else changed
+        if times and times[0] == time_ms:
+            if changed is None:
+                self._overlay[key] = list(times[1:])
+            else:
+                del changed[0]
         elif holds_time(times, time_ms):
             del self._own()[bisect.bisect_left(times, time_ms)]
 

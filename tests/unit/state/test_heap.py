@@ -38,9 +38,7 @@ def test_groups_that_are_due_longest_are_chosen_up_to_the_credit():
 
 
 def lists(*entries: Any) -> ListDelta:
-    delta = ListDelta(replaced=True)
-    delta.tail = list(entries)
-    return delta
+    return ListDelta(list(entries), replaced=True)
 
 
 def maps(**entries: Any) -> MapDelta:

@@ -8,7 +8,6 @@ forgotten: its query has ended, most likely, and if not, the next task restores 
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from statelog.options import Options
 from statelog.runtime.clock import IdSource, RandomIds
 from statelog.spark.query.face import AnyProcessor, face_of
 from statelog.spark.rows.types import make_row
+from statelog.spark.worker.garbage import GARBAGE, collect_everything
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.state.cache import AnyState
 from statelog.state.encoding.changes import OperatorCodec
@@ -37,8 +37,6 @@ KEPT_S: Final = 600.0
 """Seconds without a task after which a state is released, longer than most triggers."""
 
 _CACHED_BYTES: Final = 64 * 1024 * 1024
-_LARGE_ENTRIES: Final = 100_000
-_MUCH_GROWTH: Final = 1.5
 
 _repeated = RepeatedSince()
 """Of all states: a request is counted by the task of any of them that ends next."""
@@ -58,7 +56,6 @@ class KeptState:
         codec = OperatorCodec(OperatorStateSchema.from_json(task_state.schema), make_row)
         backend = task_state.backend
         self.state = new_state(spec.context.processor, codec, backend, _name_of(spec), self.ids)
-        self.excluded_entries: int | None = None
         self.used_s = 0.0
         self.metrics = MetricsJournal({REPEATED_REQUESTS: _repeated.take})
         self.storage = FsStateChangelogStorage.from_options(
@@ -79,7 +76,7 @@ class KeptState:
 
 class KeptStates:
     """
-    All states that this process keeps.
+    All states that this process keeps, which are excluded from garbage collection.
 
     Thread: one at a time; Spark runs one task in a Python worker.
     """
@@ -109,6 +106,7 @@ class KeptStates:
         worker_state = self._by_name.get(name)
         if worker_state is None:
             worker_state = self._by_name[name] = KeptState(spec)
+            GARBAGE.require_exclusion()
         worker_state.used_s = now_s
         return worker_state
 
@@ -116,38 +114,9 @@ class KeptStates:
         """Release states, and free their memory before a task needs more."""
         for name in names:
             self._by_name.pop(name).close()
-        # A task that excluded the modules excluded its own objects too.
-        _collect_everything()
-        for worker_state in self._by_name.values():
-            worker_state.excluded_entries = None
+        # Excluded objects are not deleted otherwise.
+        collect_everything()
         pa.default_memory_pool().release_unused()
-
-
-def exclude_from_collection(worker_state: KeptState) -> None:
-    """
-    Exclude long-lived objects, modules and grown state, from garbage collection.
-
-    PySpark's daemon runs a full collection after every task.  A pass over the modules takes as long
-    as a small task, one over a large state longer than any.  The collector never visits state in
-    columns.
-    """
-    # A full pass pays off once for the modules, then whenever the state has grown by half.
-    entries = worker_state.state.object_count()
-    excluded = worker_state.excluded_entries
-    if excluded is not None:
-        worker_state.excluded_entries = excluded = min(excluded, entries)
-        if entries <= max(_LARGE_ENTRIES, excluded * _MUCH_GROWTH):
-            return
-    # Else cycles that were excluded and are no longer used would never be deleted.
-    _collect_everything()
-    gc.freeze()
-    worker_state.excluded_entries = entries
-
-
-def _collect_everything() -> None:
-    """Collect garbage among all objects; afterwards, no objects are excluded."""
-    gc.unfreeze()
-    gc.collect()
 
 
 def _run_of(spec: TaskSpec) -> tuple[int, str]:

@@ -12,7 +12,6 @@ task depends on it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +32,8 @@ from statelog.spark.rows.layout import LateCount
 from statelog.spark.rows.unfit_output import check_event_times
 from statelog.spark.worker.extension import TaskExtensions, TaskRun, TaskTools
 from statelog.spark.worker.failures import reported_to_driver
-from statelog.spark.worker.kept_states import KeptState, KeptStates, exclude_from_collection
+from statelog.spark.worker.garbage import GARBAGE
+from statelog.spark.worker.kept_states import KeptState, KeptStates
 from statelog.spark.worker.output_parts import (
     DirectOutput,
     OutputFiles,
@@ -95,17 +95,13 @@ def run_task(
     Returns:
         The output rows, unless they are staged.
     """
-    # Reference counts free the hundreds of thousands of objects of a task.  The collector's passes
-    # over them and over the state would cost more than the task, and PySpark's daemon collects
-    # after every task.
-    was_enabled = gc.isenabled()
-    gc.disable()
+    worker = worker or Worker(_states)
+    GARBAGE.begin_task()
     with contextlib.closing(SpillFile(spec.state.backend.folder)) as file:
         try:
-            output = _run(spec, batches, file, acknowledge, worker or Worker(_states))
+            output = _run(spec, batches, file, acknowledge, worker)
         finally:
-            if was_enabled:
-                gc.enable()
+            GARBAGE.end_task(daemon_collects=worker.owns_process and TaskContext.get() is not None)
         yield from output
 
 
@@ -133,7 +129,7 @@ def _run(
         )
         uploads.hand_over()
     if worker.owns_process:
-        exclude_from_collection(worker_state)
+        GARBAGE.exclude()
     # The answer is the last step: before it the driver knows nothing of this attempt.
     fail_point("before-acknowledge")
     acknowledge(ack)

@@ -124,9 +124,10 @@ class StateCodec:
 
     def encode_entries(self, entries: Sequence[Entry | None]) -> pa.Array:
         """Encode entries as structs with the fields in `entry_fields`."""
-        missing = pa.array([entry is None for entry in entries], pa.bool_())
-        fields = self.entry_fields()
-        return pa.StructArray.from_arrays(self._entry_columns(entries), fields=fields, mask=missing)
+        columns = self._entry_columns(entries)
+        missing = [entry is None for entry in entries]
+        mask = pa.array(missing, pa.bool_()) if True in missing else None
+        return pa.StructArray.from_arrays(columns, fields=self.entry_fields(), mask=mask)
 
     def decode_entries(self, column: pa.Array) -> list[Entry | None]:
         """Decode the entries in a column of structs; None for a null."""
@@ -176,7 +177,7 @@ class StateCodec:
 
 def _filled(values: Sequence[Values | None], width: int) -> Sequence[Values]:
     """Replace each None in *values* with a row of nulls."""
-    if None not in values:
+    if type(None) not in set(map(type, values)):  # faster than a comparison of each with None
         return values  # type: ignore[return-value]
     nulls = (None,) * width
     return [nulls if value is None else value for value in values]

@@ -9,7 +9,7 @@ naive local datetimes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -43,6 +43,13 @@ UNENCODABLE: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 def tuple_factory(_names: Sequence[str], values: Sequence[object]) -> Values:
     """Return a converter from a struct to a plain tuple."""
     return tuple(values)
+
+
+def columns_of(rows: Sequence[Values], width: int) -> Sequence[Sequence[object]]:
+    """Turn rows into columns, which Arrow converts as a whole."""
+    if width == 1:  # without an iterator for each row, as zip makes them
+        return [[value for (value,) in rows]]
+    return list(zip(*rows, strict=True)) if rows else [()] * width
 
 
 class StructCodec:
@@ -126,9 +133,7 @@ class StructCodec:
 
     def encode(self, rows: Sequence[Values]) -> list[pa.Array]:
         """Return one Arrow column per field."""
-        # Arrow converts whole columns, so rows are turned first.
-        columns = list(zip(*rows, strict=True)) if rows else [()] * self._width
-        return self.encode_columns(columns)
+        return self.encode_columns(columns_of(rows, self._width))
 
     def encode_columns(self, columns: Sequence[Sequence[object]]) -> list[pa.Array]:
         """Encode sequences of values, one Arrow column each; see `encode`."""
@@ -179,6 +184,11 @@ class MapKeyCodec(StructCodec):
         """Convert *value* to the key of its entry; see `StructCodec.normalize`."""
         key = super().normalize(value)
         return key if self._forms is None else _equal(key, self._forms)
+
+    @property
+    def normalizer(self) -> Callable[[Iterable[object]], Values]:
+        """`normalize`, or the same without a call in between where equal keys have one form."""
+        return super().normalize if self._forms is None else self.normalize
 
     def _tuple(self, value: object) -> Values:
         # On Spark text is the tuple of its letters, so code with keys of one letter works there.
@@ -252,7 +262,7 @@ class KeyCodec:
         """Return one Arrow column per key column."""
         # Arrow takes dicts for structs, not the tuples that tables hold.
         plain = keys if not self._nested else [self.from_hashable(key) for key in keys]
-        columns = list(zip(*plain, strict=True)) if plain else [()] * len(self.schema)
+        columns = columns_of(plain, len(self.schema))
         return [
             one_array(pa.array(column, type=field.type), f"key column {field.name!r}")
             for field, column in zip(self.schema, columns, strict=True)

@@ -44,9 +44,9 @@ class ListDelta:
 
     __slots__ = ("replaced", "tail")
 
-    def __init__(self, replaced: bool = False) -> None:
+    def __init__(self, tail: list[Entry], *, replaced: bool = False) -> None:
         self.replaced = replaced
-        self.tail: list[Entry] = []
+        self.tail = tail
 
 
 class ListKind(Kind[ListCell, ListDelta]):
@@ -58,19 +58,15 @@ class ListKind(Kind[ListCell, ListDelta]):
 
     def clear_delta(self) -> ListDelta:
         """Return a delta that removes all entries."""
-        return ListDelta(replaced=True)
+        return ListDelta([], replaced=True)
 
     def replacing_delta(self, cell: ListCell) -> ListDelta:
         """Return a delta that removes all entries, then appends the entries of *cell*."""
-        delta = ListDelta(replaced=True)
-        delta.tail = list(cell)
-        return delta
+        return ListDelta(list(cell), replaced=True)
 
     def copy_delta(self, delta: ListDelta) -> ListDelta:
         """Return a delta with a copy of the list."""
-        copy = ListDelta(replaced=delta.replaced)
-        copy.tail = list(delta.tail)
-        return copy
+        return ListDelta(list(delta.tail), replaced=delta.replaced)
 
     def fold(self, table: dict[Key, ListCell], deltas: Mapping[Key, ListDelta]) -> None:
         """Append the new entries to the list in place, or replace the list."""
@@ -112,11 +108,11 @@ class ListKind(Kind[ListCell, ListDelta]):
         deltas: dict[Key, ListDelta] = {}
         for key, op, entry in zip(keys, ops, entries, strict=True):
             if op == OP_CLEAR:
-                deltas[key] = ListDelta(replaced=True)
+                deltas[key] = ListDelta([], replaced=True)
                 continue
             delta = deltas.get(key)
             if delta is None:
-                delta = deltas[key] = ListDelta()
+                delta = deltas[key] = ListDelta([])
             delta.tail.append(entry)  # type: ignore[arg-type]  # only a clear has none
         return deltas
 

@@ -30,9 +30,7 @@ times = st.lists(st.integers(0, 20), max_size=4, unique=True).map(sorted)
 
 
 def list_delta(replaced: bool, tail: list[Any]) -> ListDelta:
-    delta = ListDelta(replaced)
-    delta.tail = tail
-    return delta
+    return ListDelta(tail, replaced=replaced)
 
 
 def map_delta(cleared: bool, entries: dict[Any, Any]) -> MapDelta:

@@ -10,8 +10,10 @@ tasks.  Here the shuffle has another partitioning: by a value, computed from the
 the number of the key's task.  Rows of one key go to one partition, so the final results are the
 same.
 
-Spark makes the plan once for a query.  To plan an aggregation takes it longer than to copy a plan
-with the rows of another micro-batch.
+A small input is aggregated by one task, without a shuffle.
+
+Spark makes either plan once for a query.  To plan an aggregation takes it longer than to copy a
+plan with the rows of another micro-batch.
 
 Adaptive execution, which Spark uses for a micro-batch of stateless operators since 4.1, is off
 while this plan is made: it would hide the shuffle, and decide on the number of partitions.
@@ -109,16 +111,30 @@ class PreAggregator:
         self._aggregation = aggregation
         self._groups = groups
         self._by_tasks: dict[int, OneShuffle] = {}
+        self._without_shuffle: WithoutShuffle | None = None
 
     def partitioned(self, frame: DataFrame, tasks: int, *, is_small: bool = False) -> DataFrame:
         """See `InputReducer`."""
         if tasks == 1 and (is_small or is_connect(frame)):
-            return self._aggregation.grouped(frame.coalesce(1), self._groups)
+            rows = self._in_one_task(frame)
+            if rows is None:
+                rows = self._aggregation.grouped(frame.coalesce(1), self._groups)
+            return rows
         rows = self._with_one_shuffle(frame, tasks)
         if rows is not None:
             return rows
         grouped = self._aggregation.grouped(frame, self._groups)
         return by_task(grouped, tasks, self._groups)
+
+    def _in_one_task(self, frame: DataFrame) -> DataFrame | None:
+        """Return the partial results of one task that reads all rows, by a plan made once."""
+
+        def results() -> DataFrame:
+            if self._without_shuffle is None:
+                self._without_shuffle = WithoutShuffle(frame, self._aggregation, self._groups)
+            return self._without_shuffle.apply(frame)
+
+        return attempt(Trick.KEPT_PLANS, frame.sparkSession, results)
 
     def _with_one_shuffle(self, frame: DataFrame, tasks: int) -> DataFrame | None:
         """Return the partial results by task, or None if Spark would need a second shuffle."""
@@ -159,34 +175,28 @@ class PreAggregated:
         return self.time_column
 
 
-class OneShuffle:
+class PlannedOnce:
     """
-    An aggregation with a single shuffle, for one number of tasks.
+    The partial results of an aggregation, by a plan that Spark makes once.
 
-    Spark plans it once.  A later micro-batch takes that plan with other rows at its leaf, if they
-    have the same columns and are as little partitioned.
+    A later micro-batch takes that plan with other rows at its leaf, if they have the same columns
+    and are as little partitioned.
 
     Thread: Spark's thread of the query.
     """
 
     def __init__(
-        self, frame: DataFrame, aggregation: PreAggregation, groups: KeyGroupRange, tasks: int
+        self, frame: DataFrame, aggregation: PreAggregation, groups: KeyGroupRange
     ) -> None:
         jvm = jvm_of(frame.sparkSession)
         column = jvm.org.apache.spark.sql.functions
         to_seq = jvm.PythonUtils.toSeq
-        self._key_count = len(aggregation.keys)
         self._keys = to_seq([column.col(name) for name in aggregation.keys])
         first, *others = (column.expr(text) for text in aggregation.results())
         self._first = first
         self._others = to_seq(others)
         self._columns = to_seq(aggregation.task_columns(groups))
         self._copies = PlanCopies(jvm)
-        partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
-        # Spark's hash partitioning puts a row into the partition of its key's task by this number.
-        number = hashed_to(tasks, task_of(aggregation.key_group(groups), groups, tasks))
-        task = _over_positions(frame, aggregation.keys, number)
-        self._partitioning = partitioning(to_seq([task]), tasks)
         self._kept_plan: KeptPlan | None = None
         self._schema: JavaObject | None = None
 
@@ -199,16 +209,50 @@ class OneShuffle:
             self._kept_plan = attempt(
                 Trick.KEPT_PLANS, session, lambda: KeptPlan.of(planned, frame, self._copies)
             )
-        begin_shuffle(_shuffle_of(plan))
-        # It runs while the driver plans what reads it, and the sink plans what it does with that.
+        self._begin(plan)
         rows = session._jsparkSession.internalCreateDataFrame(plan.execute(), self._schema, False)
         return DataFrame(rows, session)
 
     def _planned(self, frame: DataFrame) -> JavaObject:
-        """Return Spark's plan for the results, with a shuffle that partitions by task."""
-        grouped = frame._jdf.groupBy(self._keys).agg(self._first, self._others)
+        """Return Spark's plan for the results of a micro-batch."""
+        grouped = self._rows(frame).groupBy(self._keys).agg(self._first, self._others)
         results = grouped.selectExpr(self._columns)
         plan = executed_plan(frame.sparkSession, results)
+        self._schema = results.schema()
+        return plan
+
+    def _rows(self, frame: DataFrame) -> JavaObject:
+        """Return the rows to aggregate."""
+        return frame._jdf
+
+    def _begin(self, plan: JavaObject) -> None:
+        """Begin with what can run while the driver and the sink plan what reads the results."""
+
+
+class WithoutShuffle(PlannedOnce):
+    """An aggregation in one task, which reads all rows."""
+
+    def _rows(self, frame: DataFrame) -> JavaObject:
+        return frame._jdf.coalesce(1)
+
+
+class OneShuffle(PlannedOnce):
+    """An aggregation with a single shuffle, for one number of tasks."""
+
+    def __init__(
+        self, frame: DataFrame, aggregation: PreAggregation, groups: KeyGroupRange, tasks: int
+    ) -> None:
+        super().__init__(frame, aggregation, groups)
+        jvm = jvm_of(frame.sparkSession)
+        self._key_count = len(aggregation.keys)
+        partitioning = jvm.org.apache.spark.sql.catalyst.plans.physical.HashPartitioning
+        # Spark's hash partitioning puts a row into the partition of its key's task by this number.
+        number = hashed_to(tasks, task_of(aggregation.key_group(groups), groups, tasks))
+        task = _over_positions(frame, aggregation.keys, number)
+        self._partitioning = partitioning(jvm.PythonUtils.toSeq([task]), tasks)
+
+    def _planned(self, frame: DataFrame) -> JavaObject:
+        plan = super()._planned(frame)
         shuffle = _shuffle_of_aggregation(plan)
         if shuffle is None:
             raise Unfit("the plan of the aggregation does not contain a shuffle")
@@ -217,9 +261,11 @@ class OneShuffle:
         by = shuffle.outputPartitioning().expressions()
         if by.size() != self._key_count or not by.equals(partials.take(self._key_count)):
             raise Unfit("the plan of the aggregation does not shuffle the rows by their keys")
-        self._schema = results.schema()
         to_tasks = self._copies.with_argument(shuffle, 0, self._partitioning)
         return self._copies.with_node(plan, shuffle, to_tasks)
+
+    def _begin(self, plan: JavaObject) -> None:
+        begin_shuffle(_shuffle_of(plan))
 
 
 def _over_positions(frame: DataFrame, keys: Sequence[str], text: str) -> JavaObject:

@@ -64,10 +64,6 @@ class SlotState(StateCache[Writes]):
         """Return the number of state entries of each key group, without pending writes."""
         return self.table.entry_counts(key_group_range)
 
-    def object_count(self) -> int:
-        """Return 0, because entries are not objects that the garbage collector visits."""
-        return 0
-
     def end_snapshot(self, snapshot: MaterializedHandle) -> None:
         """Do nothing, because snapshots are not also written to local files."""
 
