@@ -9,6 +9,7 @@ daemon runs a full collection after every task.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -37,7 +38,8 @@ class Garbage:
         self._is_disabled = False
         self._is_due = True
         self._cost_s = 0.0
-        self._shortest_s: float | None = None
+        self._is_first = True
+        self._shortest_s = math.inf
         self._lost_s = 0.0
         self._began_s: float | None = None
 
@@ -74,7 +76,8 @@ class Garbage:
         gc.freeze()
         self._cost_s = self._cpu_s() - began_s
         self._is_due = False
-        self._shortest_s = None
+        self._is_first = True
+        self._shortest_s = math.inf
         self._lost_s = 0.0
 
     def _watch(self, phase: str, info: Mapping[str, int]) -> None:
@@ -89,8 +92,10 @@ class Garbage:
             self._add(self._cpu_s() - self._began_s)
 
     def _add(self, seconds: float) -> None:
-        if self._shortest_s is None or seconds < self._shortest_s:
-            self._shortest_s = seconds
+        if self._is_first:  # right after the exclusion: the objects of the task are excluded too
+            self._is_first = False
+            return
+        self._shortest_s = min(self._shortest_s, seconds)
         self._lost_s += seconds - self._shortest_s
 
 
