@@ -23,7 +23,8 @@ class Garbage:
     Disables the collector during tasks, and excludes long-lived objects from it.
 
     After a task it stays disabled until the collection of PySpark's daemon.  Python's own would
-    visit all objects of the task, before the task's rows are sent.
+    visit all objects of the task, before the task's rows are sent.  Where no collection came before
+    the next task, it is enabled at the end of each task from then on.
 
     An exclusion costs a collection of everything, excluded objects too: else cycles among these
     that are no longer used would never be deleted.  It is repeated when the full collections since
@@ -36,6 +37,7 @@ class Garbage:
         self._cpu_s = cpu_s  # of this thread: other work of the host does not count
         self._in_task = False
         self._is_disabled = False
+        self._daemon_collects = True
         self._is_due = True
         self._cost_s = 0.0
         self._is_first = True
@@ -46,14 +48,16 @@ class Garbage:
     def begin_task(self) -> None:
         """Disable the collector, unless it is."""
         self._in_task = True
+        if self._is_disabled:
+            self._daemon_collects = False
         if gc.isenabled():
             self._is_disabled = True
             gc.disable()
 
-    def end_task(self, *, daemon_collects: bool) -> None:
+    def end_task(self, *, has_daemon: bool) -> None:
         """Enable the collector if `begin_task` disabled it: now, or with the daemon's collection."""
         self._in_task = False
-        if not (daemon_collects and self._watch in gc.callbacks):
+        if not (has_daemon and self._daemon_collects and self._watch in gc.callbacks):
             self._enable()
 
     def _enable(self) -> None:

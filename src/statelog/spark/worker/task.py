@@ -101,7 +101,7 @@ def run_task(
         try:
             output = _run(spec, batches, file, acknowledge, worker)
         finally:
-            GARBAGE.end_task(daemon_collects=worker.owns_process and TaskContext.get() is not None)
+            GARBAGE.end_task(has_daemon=worker.owns_process and TaskContext.get() is not None)
         yield from output
 
 

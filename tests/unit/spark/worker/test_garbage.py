@@ -121,28 +121,40 @@ def test_the_collector_is_disabled_until_the_daemon_collects(process: Process) -
     assert not gc.isenabled()
     gc.collect()  # by the user's code
     assert not gc.isenabled()
-    garbage.end_task(daemon_collects=True)
+    garbage.end_task(has_daemon=True)
     assert not gc.isenabled()
     gc.collect()
     assert gc.isenabled()
 
 
+def test_a_daemon_that_does_not_collect_is_not_waited_for_again(process: Process) -> None:
+    garbage = process.garbage
+    garbage.begin_task()
+    garbage.end_task(has_daemon=True)
+    assert not gc.isenabled()
+    for _ in range(2):
+        garbage.begin_task()
+        assert not gc.isenabled()
+        garbage.end_task(has_daemon=True)
+        assert gc.isenabled()
+
+
 def test_without_a_daemon_the_collector_is_disabled_during_the_task_only(process: Process) -> None:
     process.garbage.begin_task()
-    process.garbage.end_task(daemon_collects=False)
+    process.garbage.end_task(has_daemon=False)
     assert gc.isenabled()
 
 
 def test_a_task_that_fails_before_anything_is_excluded_enables_the_collector() -> None:
     garbage = Garbage()
     garbage.begin_task()
-    garbage.end_task(daemon_collects=True)
+    garbage.end_task(has_daemon=True)
     assert gc.isenabled()
 
 
 def test_a_collector_that_the_user_disabled_stays_disabled(process: Process) -> None:
     gc.disable()
     process.garbage.begin_task()
-    process.garbage.end_task(daemon_collects=False)
+    process.garbage.end_task(has_daemon=False)
     gc.collect()
     assert not gc.isenabled()
