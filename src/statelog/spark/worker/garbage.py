@@ -26,9 +26,9 @@ class Garbage:
     visit all objects of the task, before the task's rows are sent.  Where no collection came before
     the next task, it is enabled at the end of each task from then on.
 
-    An exclusion costs a collection of everything, excluded objects too: else cycles among these
-    that are no longer used would never be deleted.  It is repeated when the full collections since
-    the last one have together cost that much more than if each had been as short as the shortest.
+    An exclusion costs a collection of everything, excluded objects too: else unused cycles among
+    these would never be deleted.  It is repeated once the later collections have lost as much time:
+    each loses the difference to the shortest of them.
 
     Thread: one at a time; Spark runs one task in a Python worker.
     """
@@ -66,7 +66,13 @@ class Garbage:
             gc.enable()
 
     def require_exclusion(self) -> None:
-        """Exclude at the end of the next task: a state was added, or all objects are included."""
+        """Exclude at the end of the next task, because a state was added."""
+        self._is_due = True
+
+    def collect_everything(self) -> None:
+        """Collect garbage among all objects; the end of the next task excludes them again."""
+        gc.unfreeze()
+        gc.collect()
         self._is_due = True
 
     def exclude(self) -> None:
@@ -76,7 +82,7 @@ class Garbage:
         if self._watch not in gc.callbacks:
             gc.callbacks.append(self._watch)
         began_s = self._cpu_s()
-        collect_everything()
+        self.collect_everything()
         gc.freeze()
         self._cost_s = self._cpu_s() - began_s
         self._is_due = False
@@ -105,9 +111,3 @@ class Garbage:
 
 GARBAGE: Final = Garbage()
 """For all tasks of this process."""
-
-
-def collect_everything() -> None:
-    """Collect garbage among all objects; afterwards, no objects are excluded."""
-    gc.unfreeze()
-    gc.collect()

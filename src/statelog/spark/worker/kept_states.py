@@ -22,7 +22,7 @@ from statelog.options import Options
 from statelog.runtime.clock import IdSource, RandomIds
 from statelog.spark.query.face import AnyProcessor, face_of
 from statelog.spark.rows.types import make_row
-from statelog.spark.worker.garbage import GARBAGE, collect_everything
+from statelog.spark.worker.garbage import GARBAGE
 from statelog.spark.worker.protocol import TaskSpec
 from statelog.state.cache import AnyState
 from statelog.state.encoding.changes import OperatorCodec
@@ -115,7 +115,7 @@ class KeptStates:
         for name in names:
             self._by_name.pop(name).close()
         # Excluded objects are not deleted otherwise.
-        collect_everything()
+        GARBAGE.collect_everything()
         pa.default_memory_pool().release_unused()
 
 

@@ -96,8 +96,8 @@ def run_task(
         The output rows, unless they are staged.
     """
     worker = worker or Worker(_states)
-    GARBAGE.begin_task()
     with contextlib.closing(SpillFile(spec.state.backend.folder)) as file:
+        GARBAGE.begin_task()
         try:
             output = _run(spec, batches, file, acknowledge, worker)
         finally:

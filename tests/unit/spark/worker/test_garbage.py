@@ -23,13 +23,13 @@ def nothing_is_excluded() -> Iterator[None]:
 
 
 class Process:
-    """A worker process whose full collections take so many seconds."""
+    """A worker process; a collection takes `collection_s` seconds."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.collection_s = 0.0
         self.garbage = Garbage(lambda: self.now_s)
-        # After the exclusion's own callback at the start, before it at the end: it sees the time in between.
+        # Before the callback of `Garbage`, which then finds that time has passed.
         gc.callbacks.insert(0, self._pass_time)
 
     def _pass_time(self, phase: str, info: dict[str, int]) -> None:
@@ -94,6 +94,13 @@ def test_collections_of_young_objects_do_not_count(process: Process) -> None:
 
 def test_a_new_state_is_excluded(process: Process) -> None:
     process.garbage.require_exclusion()
+    assert process.excludes()
+    assert not process.excludes()
+
+
+def test_after_a_collection_of_everything_objects_are_excluded_again(process: Process) -> None:
+    process.garbage.collect_everything()
+    assert not gc.get_freeze_count()
     assert process.excludes()
     assert not process.excludes()
 

@@ -53,6 +53,7 @@ def test_a_state_without_tasks_is_dropped_and_restored(tmp_path: Path, clock: Cl
         other.run(numbers(500, 100))
         is_gone.append(forgotten() is None)
     assert is_gone == [False, True, True]
+    assert gc.get_freeze_count(), "the states that are left are excluded again"
     assert kept() is state_of(other)()
 
     again = old.run(numbers(500, 100))
