@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import CASES, Case
-from bench.harness.query_run import WARM_UP_S, Bounds, file_stream, noop, rows_of, run_query
+from bench.harness.query_run import Bounds, file_stream, noop, rows_of, run_query, warm_up
 from bench.harness.results import Results, Run, attempt, in_turns, say
 from bench.harness.session import session
 from bench.workload import write_files
@@ -119,7 +119,6 @@ def measure_case(
     write_files(data, case.table(), files, options.events // 2)
     rows = compare(spark, name, case, data, work)
     say(f"  {name}: {rows:,} rows of both are the same")
-
     measured = Bounds(options.seconds, batches=options.batches)
 
     def one(engine: str, bounds: Bounds = measured) -> Run:
@@ -134,7 +133,7 @@ def measure_case(
         return facts | ({"phases": phases(reports)} if reports else {})
 
     for engine in ENGINES:
-        attempt(engine, partial(one, engine, Bounds(min(WARM_UP_S, options.seconds), least=1)))
+        attempt(engine, partial(one, engine, warm_up(options.seconds)))
     parts = [
         (f"{name}/{engine}", options.rounds, lambda engine=engine: one(engine))
         for engine in ENGINES

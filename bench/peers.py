@@ -38,13 +38,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from bench import columns, pipeline
 from bench.harness.query_run import (
-    WARM_UP_S,
     Bounds,
     file_stream,
     noop,
     one_python_job,
     rows_of,
     run_query,
+    warm_up,
 )
 from bench.harness.results import Results, Run, attempt, in_turns, say
 from bench.harness.session import CORES, HEAP, PROVIDER, ROCKSDB, session
@@ -288,7 +288,6 @@ def measure(
     schema, table_of = WORKLOADS[options.workload]
     write_files(data, table_of(), 2 * options.batches, options.events // 2)
     bounds = Bounds(options.seconds)
-    warm_up = Bounds(min(WARM_UP_S, options.seconds), least=1)
     say("checking the totals of each, and warming up")
     events = partial(file_stream, spark, data, schema)
     parts, failed = [], list[str]()
@@ -314,7 +313,7 @@ def measure(
             place = work / f"{name}-{time.monotonic_ns()}"
             return run(spark, peer, events, place, bounds)
 
-        attempt(name, partial(one, bounds=warm_up))
+        attempt(name, partial(one, bounds=warm_up(options.seconds)))
         parts.append((name, 1 if peer.slow else options.rounds, one))
     facts = {name: {"title": peer.title} for name, peer in PEERS.items()}
     return failed + in_turns(

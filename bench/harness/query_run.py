@@ -16,9 +16,7 @@ from bench.harness.results import Run
 from pyspark.sql import DataFrame, SparkSession
 
 _POLL_S = 0.2
-WARM_UP_S = 10.0
-"""Seconds that each way runs before it counts: Spark's JVM compiles for its first minutes, on the cores that a
-micro-batch needs."""
+_WARM_UP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +36,15 @@ class Bounds:
     least: int = 2
     most_seconds: float = 600.0
     batches: int = 1 << 30
+
+
+def warm_up(seconds: float) -> Bounds:
+    """
+    Return the bounds of a run that does not count: no more than the *seconds* of a run that does.
+
+    Spark's JVM compiles for its first minutes, on the cores that a micro-batch needs.
+    """
+    return Bounds(min(_WARM_UP_S, seconds), least=1)
 
 
 def noop(frame: DataFrame, batch_id: int) -> None:

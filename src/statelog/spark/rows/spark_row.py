@@ -24,7 +24,7 @@ from statelog.spark.rows.unfit_output import (
     unfit_output,
 )
 from statelog.state.encoding.converters import to_python
-from statelog.state.encoding.values import UNENCODABLE, KeyCodec
+from statelog.state.encoding.values import UNENCODABLE, KeyCodec, columns_of
 from statelog.state.kinds import Key
 
 _AT_ONCE = 20_000
@@ -147,7 +147,7 @@ class RowOutput:
             raise unfit_output(self._no_row(rows[number]), self._batch_id, number) from None
         if fields.count(self._names) == len(rows):
             self._unnamed.clear()
-            columns: list[Sequence[object]] = list(zip(*rows, strict=True))
+            columns = columns_of(rows, len(self._names))
             for number in self._nested:
                 columns[number] = [_by_name(value) for value in columns[number]]
             return columns

@@ -125,8 +125,9 @@ class StateCodec:
     def encode_entries(self, entries: Sequence[Entry | None]) -> pa.Array:
         """Encode entries as structs with the fields in `entry_fields`."""
         columns = self._entry_columns(entries)
-        missing = [entry is None for entry in entries]
-        mask = pa.array(missing, pa.bool_()) if True in missing else None
+        mask = None
+        if _has_none(entries):
+            mask = pa.array([entry is None for entry in entries], pa.bool_())
         return pa.StructArray.from_arrays(columns, fields=self.entry_fields(), mask=mask)
 
     def decode_entries(self, column: pa.Array) -> list[Entry | None]:
@@ -175,9 +176,14 @@ class StateCodec:
         return self.user_key
 
 
+def _has_none(values: Sequence[object]) -> bool:
+    """Return whether one of *values* is None; faster than to compare each with it."""
+    return type(None) in set(map(type, values))
+
+
 def _filled(values: Sequence[Values | None], width: int) -> Sequence[Values]:
     """Replace each None in *values* with a row of nulls."""
-    if type(None) not in set(map(type, values)):  # faster than a comparison of each with None
+    if not _has_none(values):
         return values  # type: ignore[return-value]
     nulls = (None,) * width
     return [nulls if value is None else value for value in values]

@@ -45,7 +45,7 @@ def tuple_factory(_names: Sequence[str], values: Sequence[object]) -> Values:
     return tuple(values)
 
 
-def columns_of(rows: Sequence[Values], width: int) -> Sequence[Sequence[object]]:
+def columns_of(rows: Sequence[Values], width: int) -> list[Sequence[object]]:
     """Turn rows into columns, which Arrow converts as a whole."""
     if width == 1:  # without an iterator for each row, as zip makes them
         return [[value for (value,) in rows]]
