@@ -11,7 +11,8 @@ Spark's built-in aggregation on RocksDB for `batch-size`.  Direct delivery, sink
 Method: as in `peers.py`; the points of a curve are measured one after the other.  For `keys` and `budget` the state is
 loaded first, in 20 micro-batches or more of up to 500,000 keys, which are not measured; then come micro-batches of
 100,000 events over all keys, with equal chances.  Each point has a Spark application of its own, so that workers
-have the memory of one query only; the points of `batch-size` and `value-size` share one.
+have the memory of one query only; the points of `batch-size` and `value-size` share one, in which each way of
+`batch-size` first runs for some seconds that do not count.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from bench.harness.processes import WorkerMemory
-from bench.harness.query_run import Bounds, file_stream, noop, run_query, set_age
-from bench.harness.results import ROOT, Results, Run, in_turns
+from bench.harness.query_run import Bounds, file_stream, noop, run_query, set_age, warm_up
+from bench.harness.results import ROOT, Results, Run, attempt, in_turns
 from bench.harness.session import session
 from bench.peers import OUTPUT, PEERS, RunningTotal, run
 from bench.workload import write_files, zipf_events
@@ -115,6 +116,7 @@ class Curves:
     def __init__(self, spark: SparkSession, work: Path, options: argparse.Namespace) -> None:
         self._spark, self._work, self._options = spark, work, options
         self._bounds = Bounds(options.seconds)
+        self._warm: set[str] = set()
 
     def batch_size(self, way: str, events: int) -> Run:
         """Measure micro-batches of so many events, more of them where they are small."""
@@ -122,7 +124,11 @@ class Curves:
         data = self._work / f"batch-{events}"
         write_files(data, zipf_events(), 2 * batches, max(1, events // 2))
         stream = partial(file_stream, self._spark, data, "key long, value double")
-        return run(self._spark, PEERS[way], stream, self._place(), self._bounds)
+        measure = partial(run, self._spark, PEERS[way], stream)
+        if way not in self._warm:
+            self._warm.add(way)
+            attempt(way, lambda: measure(self._place(), warm_up(self._options.seconds)))
+        return measure(self._place(), self._bounds)
 
     def keys(self, way: str, keys: int) -> Run:
         """Measure micro-batches over a state of so many keys."""
