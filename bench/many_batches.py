@@ -16,7 +16,6 @@ The first ten micro-batches are left out.  The JVM's heap after a collection is 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from typing import Any
 
 from bench.cases import RunningCount
 from bench.harness.processes import resident_mib, threads_and_open_files
-from bench.harness.query_run import noop, one_python_job
+from bench.harness.query_run import files_and_bytes, noop, one_python_job
 from bench.harness.results import Results, Run, in_turns
 from bench.harness.session import session
 from pyspark.sql import SparkSession
@@ -48,23 +47,6 @@ def stream(spark: SparkSession, way: str) -> Any:
         rows.groupBy("bidder"), RunningCount(), "key long, n long", delivery="direct"
     )
     return frame.writeStream.foreachBatch(noop)
-
-
-def stored(folder: Path, part: str) -> tuple[int, int]:
-    """Return number and bytes of the files of the state location, or of the rest of a folder."""
-    files = size = 0
-    # Unlike `rglob`, it leaves out folders that are deleted meanwhile.
-    for root, _, names in os.walk(folder):
-        below = Path(root).relative_to(folder).parts[:1]
-        if (below == ("statelog",)) != (part == "state"):
-            continue
-        for name in names:
-            try:
-                size += (Path(root) / name).stat().st_size
-            except OSError:
-                continue  # deleted meanwhile
-            files += 1
-    return files, size
 
 
 def heap_mib(spark: SparkSession) -> float:
@@ -106,7 +88,8 @@ def run(spark: SparkSession, way: str, batches: int, seconds: float, place: Path
 
 def sample(place: Path, done: int) -> dict[str, Any]:
     """Return what is stored, resident and open after so many micro-batches."""
-    (state_files, state_bytes), (files, size) = stored(place, "state"), stored(place, "rest")
+    state_files, state_bytes = files_and_bytes(place / "statelog")
+    files, size = files_and_bytes(*(one for one in place.iterdir() if one.name != "statelog"))
     return {
         "batch": done,
         "state_objects": state_files,

@@ -148,7 +148,7 @@ BENCHMARKS = {
     ),
     "restart": Benchmark("bench/restart.py --rounds 3", 10, "restart beside an aggregation"),
     "restart-tws": Benchmark(
-        "bench/restart.py --spark tws --rounds 2", 15, "restart beside transformWithState"
+        "bench/restart.py --spark tws --rounds 2", 30, "restart beside transformWithState"
     ),
     "large_batch": Benchmark("bench/large_batch.py", 15, "a micro-batch larger than memory"),
     "connect": Benchmark("bench/connect.py --rounds 3 --batches 16", 10, "Spark Connect"),

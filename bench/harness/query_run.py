@@ -145,16 +145,25 @@ def said(batches: Sequence[Any]) -> str:
 
 def written(work: Path, batches: int) -> Run:
     """Return the objects and bytes of state per micro-batch below a checkpoint location."""
-    files = [
-        path
-        for folder in ("state", "statelog")
-        for path in (work / folder).rglob("*")
-        if path.is_file()
-    ]
+    files, size = files_and_bytes(work / "state", work / "statelog")
     return {
-        "files_per_batch": round(len(files) / batches, 2),
-        "bytes_per_batch": round(sum(path.stat().st_size for path in files) / batches),
+        "files_per_batch": round(files / batches, 2),
+        "bytes_per_batch": round(size / batches),
     }
+
+
+def files_and_bytes(*folders: Path) -> tuple[int, int]:
+    """Return number and bytes of the files below some folders, which Spark may still change."""
+    files = size = 0
+    # Unlike `rglob`, it leaves out folders that are deleted meanwhile.
+    for root, _, names in (step for folder in folders for step in os.walk(folder)):
+        for name in names:
+            try:
+                size += (Path(root) / name).stat().st_size
+            except OSError:
+                continue  # deleted meanwhile
+            files += 1
+    return files, size
 
 
 def file_stream(
