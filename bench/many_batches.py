@@ -89,7 +89,7 @@ def run(spark: SparkSession, way: str, batches: int, seconds: float, place: Path
 def sample(place: Path, done: int) -> dict[str, Any]:
     """Return what is stored, resident and open after so many micro-batches."""
     state_files, state_bytes = files_and_bytes(place / "statelog")
-    files, size = files_and_bytes(*(one for one in place.iterdir() if one.name != "statelog"))
+    files, size = files_and_bytes(place, without="statelog")
     return {
         "batch": done,
         "state_objects": state_files,

@@ -152,11 +152,19 @@ def written(work: Path, batches: int) -> Run:
     }
 
 
-def files_and_bytes(*folders: Path) -> tuple[int, int]:
-    """Return number and bytes of the files below some folders, which Spark may still change."""
+def files_and_bytes(*folders: Path, without: str = "") -> tuple[int, int]:
+    """
+    Return number and bytes of the files below some folders, which Spark may still change.
+
+    Args:
+        folders: The folders; those that do not exist have no files.
+        without: The name of a folder to leave out.
+    """
     files = size = 0
     # Unlike `rglob`, it leaves out folders that are deleted meanwhile.
-    for root, _, names in (step for folder in folders for step in os.walk(folder)):
+    for root, below, names in (step for folder in folders for step in os.walk(folder)):
+        if without in below:
+            below.remove(without)  # `walk` does not go there
         for name in names:
             try:
                 size += (Path(root) / name).stat().st_size

@@ -13,6 +13,7 @@ def test_files_of_several_folders_are_counted(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_bytes(bytes(size))
     assert files_and_bytes(tmp_path / "state", tmp_path / "statelog", tmp_path / "none") == (2, 30)
+    assert files_and_bytes(tmp_path, without="statelog") == (2, 15)
     assert written(tmp_path, 4) == {"files_per_batch": 0.5, "bytes_per_batch": 8}
 
 
